@@ -1,0 +1,88 @@
+"""What every design decodes: the raw inputs of a run of tokens, and the shape of one layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One GDN layer: S is [HV, V, K]; value head i reads key head i // (HV/H). V counts the value rows simulated."""
+
+    H: int
+    HV: int
+    V: int
+    K: int
+
+    def __post_init__(self) -> None:
+        for name in ("H", "HV", "V", "K"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}: {getattr(self, name)} is not a positive size")
+        if self.HV % self.H:
+            raise ConfigError(
+                f"model.value_heads: {self.HV} value heads do not divide over {self.H} key heads"
+            )
+
+    @property
+    def group(self) -> int:
+        """Value heads per key head."""
+        return self.HV // self.H
+
+
+@dataclass
+class Tokens:
+    """Raw inputs, fp64 carriers of activation-format values; the leading axes are free but equal in all five.
+
+    q, k  [..., H, K]   before the norm
+    v     [..., HV, V]
+    g     [..., HV]     log decay, <= 0; -inf is a reset
+    beta  [..., HV]     in [0, 2]
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+    def map(self, f: Any) -> Tokens:
+        """Apply f to each of the five tensors."""
+        return Tokens(*(f(getattr(self, x.name)) for x in fields(self)))
+
+    def heads(self, keys: slice, values: slice) -> Tokens:
+        """The tokens as a layer of fewer heads sees them."""
+        return Tokens(
+            self.q[..., keys, :],
+            self.k[..., keys, :],
+            self.v[..., values, :],
+            self.g[..., values],
+            self.beta[..., values],
+        )
+
+    def validate(self, first: int = 0) -> None:
+        """Refuse what no kernel may be fed. Axis -1 of the leading axes counts tokens, the first being `first`.
+
+        Raises InputError naming the field, the token and the head: NaN or inf in q, k, v; NaN in g or beta;
+        g > 0; beta outside [0, 2].
+        """
+        wrong = {
+            "q": ~torch.isfinite(self.q).all(-1),
+            "k": ~torch.isfinite(self.k).all(-1),
+            "v": ~torch.isfinite(self.v).all(-1),
+            "g": ~(self.g <= 0),
+            "beta": ~((self.beta >= 0) & (self.beta <= 2)),
+        }
+        rule = {"g": "a log decay in [-inf, 0]", "beta": "in [0, 2]"}
+        for name, mask in wrong.items():
+            if mask.any():
+                at = mask.nonzero()[0].tolist()
+                value = getattr(self, name)[tuple(at)]
+                value = value if value.ndim == 0 else value[~torch.isfinite(value)][0]
+                where = f"token {first + at[-2]}, head {at[-1]}" if len(at) > 1 else f"head {at[-1]}"
+                raise InputError(f"{name}: {value.item():g} at {where} is not {rule.get(name, 'finite')}")
