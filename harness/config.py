@@ -152,8 +152,9 @@ def validate(config: Config) -> None:
     _one_of("ring.fold_when", ring.fold_when, ("next", "commit"))
     _one_of("reference", config.reference, ("fp64", "own"))
     _one_of("device", config.device, ("auto", "cpu", "cuda"))
-    if config.acceptance.kind == "geometric" and not 0 <= (config.acceptance.p or -1) <= 1:
-        raise ConfigError(f"acceptance.p: {config.acceptance.p} is not a probability")
+    p = config.acceptance.p
+    if config.acceptance.kind == "geometric" and (p is None or not 0 <= p <= 1):
+        raise ConfigError(f"acceptance.p: {p} is not a probability")
     if config.acceptance.kind == "fixed":
         if not config.acceptance.sequence:
             raise ConfigError("acceptance.sequence: empty; a fixed acceptance needs counts")

@@ -1,0 +1,63 @@
+# `make` lists the targets. Each one installs what it needs into .venv, once.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= auto
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+INPUTS := pyproject.toml constraints.txt
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help drift bench test test-slow lint format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+drift: $(VENV)/.run ## run the default side-by-side decode; prints where the table and the figure lie
+	$(PY) -m harness
+
+bench: $(VENV)/.bench ## tokens*heads/s of every implementation beside its peer, as ratios
+	$(PY) -m harness experiment=bench
+
+test: lint ## lint, type check and the fast tests
+	$(PY) -m pytest -q -n $(JOBS)
+
+test-slow: $(VENV)/.dev ## the long tests
+	$(PY) -m pytest -q -n $(JOBS) -m slow
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/.dev ## let ruff repair and format the tree
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove .venv and every cache; results stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find harness tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 …' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo 'the venv module is missing: apt-get install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch alone first: without its pin the resolver may fetch other builds of several gigabytes
+$(VENV)/.torch: constraints.txt | $(PY)
+	$(PIP) install -q -c constraints.txt torch
+	@touch $@
+
+$(VENV)/.run: $(INPUTS) $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(INPUTS) $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt -e '.[dev,bench]'
+	@touch $@ $(VENV)/.run $(VENV)/.bench
+
+$(VENV)/.bench: $(INPUTS) $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt -e '.[bench]'
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,205 @@
+"""One row per (variant, slot, value head, flush): the schema, a streaming writer and a reader.
+
+A metric that a variant does not have is null in the file. NaN there means computed, and not a number; the two are
+never mixed, because a mean or a maximum that skips NaN hides exactly the runs that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import HarnessError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ORACLE = "oracle"
+KEYS = {"slot": pa.int32(), "head": pa.int32(), "flush": pa.int32(), "tokens": pa.int64()}
+OWN = {"history": pa.int32(), "folded": pa.bool_(), "zero_state": pa.bool_()}
+ERRORS = (
+    "served_fro",  # ||S_hat - S||_F / ||S||_F of the served state
+    "served_max",  # max|S_hat - S| / max|S|
+    "kept_fro",
+    "kept_max",
+    "d_med",  # per-token ||d_hat - d|| / ||d|| over the tokens since the last row
+    "d_max",
+    "o_med",
+    "o_max",
+    "inverse_residual",  # strictly lower part of (I + A_hat) T_hat - I
+    "operator_norm",
+    "operator_radius",
+)
+CONDITIONING = (
+    ("cond2", "condinf", "skeel", "max_power", "gate_span")
+    + tuple(f"interval_{name}" for name in ("cond2", "condinf", "skeel", "max_power"))
+    + ("interval_gate_span",)
+)
+METRICS = ERRORS + CONDITIONING
+
+TEXT = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [("variant", TEXT)]
+    + list(KEYS.items())
+    + list(OWN.items())
+    + [(name, pa.float32()) for name in METRICS]
+    + [("nonfinite_stage", TEXT)]
+)
+
+
+def to_float32(x: np.ndarray) -> np.ndarray:
+    """fp64 [...] to float32 [...] such that finite stays finite and nonzero stays nonzero.
+
+    A plain cast would log a power of 1e59 as inf (a divergence) and an error of 1e-50 as 0 (an exact result).
+    """
+    wide = np.asarray(x, np.float64)
+    limits = np.finfo(np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = wide.astype(np.float32)
+    overflowed = np.isinf(narrow) & np.isfinite(wide)
+    vanished = (narrow == 0) & (wide != 0)
+    narrow = np.where(overflowed, np.copysign(limits.max, wide).astype(np.float32), narrow)
+    return np.where(vanished, np.copysign(limits.smallest_subnormal, wide).astype(np.float32), narrow)
+
+
+class RowWriter:
+    """Streams rows to Parquet: a row group leaves memory as soon as `group` rows are buffered.
+
+    Use as a context manager, or call `close`; without either the file has no footer and cannot be read.
+    """
+
+    def __init__(self, path: str | Path, schema: pa.Schema = SCHEMA, group: int = 1 << 16) -> None:
+        self.schema, self.group, self.rows = schema, group, 0
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered = 0
+        self._columns: dict[str, frozenset[str]] = {}
+        floats = [f.name for f in schema if pa.types.is_floating(f.type)]
+        self._writer = pq.ParquetWriter(
+            str(path),
+            schema,
+            compression="zstd",
+            use_dictionary=[f.name for f in schema if f.name not in floats],
+            use_byte_stream_split=floats,
+        )
+
+    def append(self, variant: str, block: Mapping[str, Any]) -> None:
+        """One variant's rows: column name -> array [n]; scalars are repeated.
+
+        The four keys (slot, head, flush, tokens) are required, any other column may be left out and is then null.
+        nonfinite_stage takes strings and None. Raises ValueError for an unknown column, a missing key, lengths that
+        differ, or a variant that brings other columns than in its first block (its nulls would read as NaN).
+        """
+        given = frozenset(block)
+        if unknown := sorted(given - set(self.schema.names) | given & {"variant"}):
+            raise ValueError(f"{variant}: unknown columns {', '.join(unknown)}")
+        if absent := [name for name in KEYS if name not in given]:
+            raise ValueError(f"{variant}: key columns {', '.join(absent)} are missing")
+        if given != self._columns.setdefault(variant, given):
+            changed = ", ".join(sorted(given ^ self._columns[variant]))
+            raise ValueError(f"{variant}: columns {changed} come in some blocks only")
+        arrays = {name: np.asarray(x) for name, x in block.items()}
+        sizes = {len(x) for x in arrays.values() if x.ndim}
+        if len(sizes) != 1 or any(x.ndim > 1 for x in arrays.values()):
+            raise ValueError(f"{variant}: columns must be [n] of one length, got {sorted(sizes)}")
+        n = sizes.pop()
+        columns = [self._column(variant, field, arrays.get(field.name), n) for field in self.schema]
+        self._buffer.append(pa.record_batch(columns, schema=self.schema))
+        self._buffered += n
+        self.rows += n
+        if self._buffered >= self.group:
+            self.flush()
+
+    @staticmethod
+    def _column(variant: str, field: pa.Field, x: np.ndarray | None, n: int) -> pa.Array:
+        if field.name == "variant":
+            return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([variant]))
+        if x is None:
+            return pa.nulls(n, field.type)
+        x = np.broadcast_to(x, (n,))
+        if pa.types.is_dictionary(field.type):
+            return pa.array(x.tolist(), pa.string()).dictionary_encode()
+        if pa.types.is_floating(field.type):
+            # from_pandas would turn NaN into null
+            return pa.array(to_float32(x), field.type, from_pandas=False)
+        return pa.array(x, field.type)
+
+    def flush(self) -> None:
+        """Write what is buffered as one row group."""
+        if self._buffered:
+            table = pa.Table.from_batches(self._buffer, self.schema).unify_dictionaries()
+            self._writer.write_table(table, row_group_size=max(self._buffered, 1))
+        self._buffer, self._buffered = [], 0
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The rows of a run directory or a Parquet file; `variant` is categorical, metrics are float32.
+
+    pandas has one NaN for null and for not-a-number, so `attrs["missing"]` maps each variant to the columns it never
+    had; see `recorded`. Raises HarnessError for a file that is absent, truncated or lacks a column.
+    """
+    path = Path(path)
+    path = path / "flushes.parquet" if path.is_dir() else path
+    wanted = None if columns is None else list(dict.fromkeys(["variant", *columns]))
+    try:
+        table = pq.read_table(path, columns=wanted)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
+    if wanted is not None and (lost := sorted(set(wanted) - set(table.column_names))):
+        raise HarnessError(f"{path}: has no column {', '.join(lost)}")
+    table = table.unify_dictionaries()
+    frame = table.to_pandas()
+    frame.attrs["missing"] = _missing(table, frame["variant"])
+    return frame if columns is None else frame[list(columns)]
+
+
+def _missing(table: pa.Table, variant: pd.Series) -> dict[str, list[str]]:
+    codes, names = variant.cat.codes.to_numpy(), list(variant.cat.categories)
+    rows = np.bincount(codes, minlength=len(names))
+    missing: dict[str, list[str]] = {name: [] for name in names}
+    for column in table.column_names:
+        if column in METRICS and table[column].null_count:
+            nulls = np.bincount(codes, weights=table[column].is_null().to_numpy(), minlength=len(names))
+            for i in np.flatnonzero((nulls == rows) & (rows > 0)):
+                missing[names[i]].append(column)
+    return missing
+
+
+def recorded(rows: pd.DataFrame, variant: str, column: str) -> bool:
+    """Whether this variant has this metric at all. Frames of unknown origin count as recorded: NaN is then a failure."""
+    return column in rows.columns and column not in rows.attrs.get("missing", {}).get(variant, ())
+
+
+def group_quantiles(values: np.ndarray, groups: np.ndarray, q: Sequence[float]) -> np.ndarray:
+    """Quantiles [G, Q] of values [n] in each group [n] (ids 0..G-1, none empty), interpolated as NumPy does.
+
+    NaN ranks above inf: a failure moves a quantile up, or is the quantile; it is never skipped.
+    """
+    order = np.lexsort((values, groups))
+    ranked = np.asarray(values, np.float64)[order]
+    size = np.bincount(groups)
+    start = np.cumsum(size) - size
+    at = (size - 1)[:, None] * np.asarray(q, float)
+    low = np.floor(at).astype(int)
+    share = at - low
+    below = ranked[start[:, None] + low]
+    above = ranked[start[:, None] + np.minimum(low + 1, size[:, None] - 1)]
+    with np.errstate(invalid="ignore"):
+        return np.where(share == 0, below, below * (1 - share) + above * share)

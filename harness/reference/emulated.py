@@ -1,0 +1,312 @@
+"""A declared design run on fp64 with its roundings emulated: create, verify, commit, read.
+
+These four calls are all the runner knows of a design; a Triton or outside implementation brings the same four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dataclasses import replace
+
+from harness.arithmetic import EXACT, Arithmetic, Operand
+from harness.errors import ConfigError, RingError
+from harness.precision import mix
+from harness.reference import fold, verify
+from harness.ring import Lanes, RingSpec, Rows, State
+from harness.tokens import Shape
+from harness.variants import VariantSpec
+from harness.window import Step
+
+
+class Verified(NamedTuple):
+    """What verify returns: outputs and writes of every lane, [slots, HV, V, m]; d may be None."""
+
+    o: Tensor
+    d: Tensor | None
+
+
+class EmulatedState(State):
+    """The shared state, and what is derived from its checkpoint until that changes."""
+
+    operand: Operand | None = None  # the checkpoint as products read it
+    drafts: list[Tensor] | None = None  # states after each draft, between verify and commit
+    folded: tuple[int, tuple[int, ...], Tensor] | None = None  # (version, slots, result) of the last fold
+    first_head: int = 0
+
+
+class Emulated:
+    """`spec` in `arithmetic` on `ring`. Raises ConfigError where they do not go together."""
+
+    backend = "emulated"
+
+    def __init__(self, spec: VariantSpec, ring: RingSpec, arithmetic: Arithmetic | None = None):
+        self.spec, self.ring = spec, ring
+        self.arithmetic = spec.arithmetic() if arithmetic is None else arithmetic
+        self.records = spec.records(self.arithmetic)
+        if spec.fold_current and ring.max_window != 1:
+            raise ConfigError(f"variant {spec.name}: fold_current needs ring.max_window=1")
+
+    def create(
+        self, shape: Shape, slots: int, initial: Tensor, *, seed: int = 0, first_head: int = 0, device: Any = "cpu"
+    ) -> EmulatedState:
+        """A state of `slots` slots, each at initial[slot] [HV, V, K] as the checkpoint's format holds it."""
+        state = EmulatedState(shape, self.ring, slots, self.records, device)
+        state.first_head = first_head
+        state.seed = [seed + slot for slot in range(slots)]
+        self.reset(state, range(slots), initial)
+        return state
+
+    def reset(self, state: EmulatedState, slots: Sequence[int], initial: Tensor) -> None:
+        """Hand `slots` to new sequences starting at initial [n, HV, V, K]."""
+        expected = (len(slots), state.shape.HV, state.shape.V, state.shape.K)
+        if initial.shape != expected or initial.dtype != torch.float64:
+            raise RingError(f"slots {list(slots)}: initial state is not fp64 {list(expected)}")
+        key = self._key(state, slots, [0] * len(slots), 1)
+        state.reset(slots, self.arithmetic.sites.checkpoint(initial, key))
+        state.operand = state.folded = None
+
+    def verify(self, state: EmulatedState, step: Step) -> Verified:
+        """Outputs of one window per slot of the step; writes its records, moves no cursor.
+
+        A flagged slot folds its history first and then decodes on the folded state.
+        """
+        cursors = state.cursors
+        flush = cursors.verify(step.slots, step.lengths)
+        history = [0] * state.slots  # of each slot, as this verify sees it; idle ones show none
+        for slot in step.slots:
+            history[slot] = cursors.write_pos[slot]
+        if flush and not self.spec.fold_current:
+            self._set(state, flush, self._fold(state, flush))
+            for slot in flush:
+                history[slot] = 0
+        result = (self._verify_tokens if self.spec.verify == "tokens" else self._verify_window)(state, step, history)
+        if flush and self.spec.fold_current:
+            self._fold_current(state, flush, step, result.d)
+        if self.records:
+            self._write(state, step, history, result.d)
+        state.version += 1
+        return result
+
+    def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
+        """Keep accepted[i] tokens of the window just verified on slots[i]; 0 only for an aborted request."""
+        cursors = state.cursors
+        current = [s for s in slots if cursors.flushed[s]] if self.spec.fold_current else []
+        for slot, n in zip(slots, accepted, strict=True):
+            if slot in current and n == 0:
+                raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
+        full = cursors.commit(slots, accepted)
+        for slot, n in zip(slots, accepted, strict=True):
+            state.tokens[slot] += n
+        state.version += 1
+        # a token folded as it was decoded leaves no record behind
+        cursors.absorb(current)
+        if self.spec.fold == "snapshot":
+            self._take(state, slots, accepted)
+            cursors.absorb(full)
+        elif full:
+            self._set(state, full, self._fold(state, full))
+            cursors.absorb(full)
+
+    def read(self, state: EmulatedState, which: str, slots: Sequence[int]) -> Tensor:
+        """A state after the committed tokens, [n, HV, V, K]: `served`, what the next output is computed on, or
+        `kept`, the checkpoint if the slot folded now. Neither changes anything."""
+        state.cursors.idle(slots, "read")
+        if which == "kept":
+            return self._fold(state, slots)
+        if which != "served":
+            raise RingError(f"read: {which!r} is neither served nor kept")
+        if self.spec.verify == "tokens":
+            return self._base(state, slots, [state.cursors.write_pos[slot] for slot in slots])
+        C = _pick(self._operand(state)[0].view_as(state.checkpoint), slots)
+        rows = Rows(state, slots, [state.cursors.write_pos[slot] for slot in slots])
+        if not rows.count:
+            return C
+        n, HV, V, K = C.shape
+        h, a = self._history(state, rows), self.arithmetic
+        Wd = a.dots.history.lhs(a.sites.history_d(h.d * h.W), a.sites.history_d)[0]
+        k = h.k_hat[0]
+        writes = torch.bmm(Wd.reshape(k.shape[0], -1, rows.count), k).view(n * HV, V, K)
+        return torch.addcmul(writes, C.reshape(n * HV, V, K), h.total).view(n, HV, V, K)
+
+    def snapshot(self, state: EmulatedState, source: int, target: int, prefix: int) -> None:
+        """Write the state after the first `prefix` history records of `source` into `target`, its ring empty."""
+        state.cursors.idle([source], "snapshot")
+        w = state.cursors.write_pos[source]
+        if not 0 <= prefix <= w:
+            raise RingError(f"slot {source}: a prefix of {prefix} records of {w}")
+        value = self._fold(state, [source], [prefix])
+        seed, tokens = state.seed[source], state.tokens[source] - (w - prefix)
+        state.reset([target], value)
+        state.seed[target], state.tokens[target] = seed, tokens
+        state.operand = None
+
+    def copy(self, state: EmulatedState, source: int, target: int, ring: bool = False) -> None:
+        """State.copy, derived data included."""
+        state.copy(source, target, ring)
+        state.operand = None
+
+    def _verify_window(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
+        rows = Rows(state, range(state.slots), history) if any(history) else None
+        read = self._history(state, rows) if rows else None
+        operands = step.windows.window_steps(self.arithmetic, self.spec.inverse)[step.index]
+        o, d = verify.window(self._operand(state), read, operands, self.spec.inverse, self.arithmetic)
+        s = state.shape
+        return Verified(o.view(-1, s.HV, s.V, o.shape[-1]), d.view(-1, s.HV, s.V, d.shape[-1]))
+
+    def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
+        s, a = state.shape, self.arithmetic
+        base = self._base(state, range(state.slots), history).reshape(-1, s.V, s.K)
+        operands = step.windows.token_steps(a)[step.index]
+        key = self._key(state, range(state.slots), state.tokens)
+        of = EXACT if any(history) else a.sites.checkpoint
+        outputs, writes, states = verify.tokens(base, operands, a, of=of, key=key)
+        if self.spec.fold == "snapshot":
+            state.drafts = [base, *states]
+        o, d = (torch.cat(x, -1).view(-1, s.HV, s.V, len(x)) for x in (outputs, writes))
+        return Verified(o, d)
+
+    def _base(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """The state a token pass starts from: the checkpoint, or the history folded onto it in registers."""
+        return self._unrounded(state, Rows(state, slots, lengths)) if any(lengths) else _pick(state.checkpoint, slots)
+
+    def _history(self, state: EmulatedState, rows: Rows) -> verify.History:
+        s, a = state.shape, self.arithmetic
+        n, w = len(rows.slots), rows.count
+        k, d = self._stored(rows, "k_hat"), self._stored(rows, "d")
+        W, total = self._decays(rows)
+        return verify.History(
+            a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), replace(a.sites.store_k_hat, parts=1)),
+            d.reshape(n * s.HV, w, s.V).transpose(1, 2),
+            W.reshape(n * s.HV, 1, w),
+            total.reshape(n * s.HV, 1, 1),
+        )
+
+    def _stored(self, rows: Rows, name: str, whole: bool = False) -> Tensor:
+        value = rows.read(name)
+        if f"{name}_lo" in self.records and (whole or self.spec.history_read == "sum"):
+            return value + rows.read(f"{name}_lo")
+        return value
+
+    def _decays(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        g = rows.read("g")
+        last = rows.last(g) if self.spec.gate_record == "cumulative" else None
+        return fold.record_decays(g, last, self.arithmetic)
+
+    def _write(self, state: EmulatedState, step: Step, history: Sequence[int], d: Tensor | None) -> None:
+        lanes, a = Lanes(state, step.slots, step.lengths), self.arithmetic
+        for name in self.records:
+            if name in ("d", "d_lo"):
+                assert d is not None
+                value, r = d.transpose(-1, -2), a.sites.store_d
+                lanes.write(name, r(value) if r.parts == 1 else r.pair(value)[name == "d_lo"])
+            elif name == "g" and self.spec.gate_record == "cumulative":
+                lanes.write(name, self._cumulative(state, step, history))
+            else:
+                lanes.write(name, step.windows.stored(a, name)[step.index])
+
+    def _cumulative(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Tensor:
+        a = self.arithmetic
+        g = step.windows.gates(a)[0][step.index]
+        if any(history):
+            rows = Rows(state, range(state.slots), history)
+            g = torch.cat((g[..., :1] + rows.last(rows.read("g")), g[..., 1:]), -1)
+        return a.sites.store_g(a.sites.decay(g.cumsum(-1)))
+
+    def _fold(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
+        """The checkpoint after the history (or its first `lengths` records), rounded as the design stores it."""
+        memo = (state.version, tuple(slots))
+        if lengths is None and state.folded and state.folded[:2] == memo:
+            return state.folded[2]
+        w = [state.cursors.write_pos[slot] for slot in slots]
+        given = w if lengths is None else lengths
+        old = _pick(state.checkpoint, slots)
+        if not any(given):
+            return old
+        end = [state.tokens[slot] - w[i] + given[i] for i, slot in enumerate(slots)]
+        value = self._unrounded(state, Rows(state, slots, given))
+        value = self.arithmetic.sites.checkpoint(value, self._key(state, slots, end, 1))
+        if 0 in given:
+            empty = torch.tensor([n == 0 for n in given], device=value.device)
+            value = torch.where(empty[:, None, None, None], old, value)
+        if lengths is None:
+            state.folded = (*memo, value)
+        return value
+
+    def _unrounded(self, state: EmulatedState, rows: Rows) -> Tensor:
+        C, a = _pick(state.checkpoint, rows.slots), self.arithmetic
+        if self.spec.fold == "replay":
+            uneven = torch.tensor(rows.lengths, device=C.device) if rows.uneven else None
+            start = [state.tokens[slot] - state.cursors.write_pos[slot] for slot in rows.slots]
+            raw = (rows.read(name) for name in ("v", "k", "g", "beta"))
+            return fold.replay(C, *raw, a, lengths=uneven, key=self._key(state, rows.slots, start))
+        d, k_hat = self._stored(rows, "d", whole=True), self._stored(rows, "k_hat", whole=True)
+        return fold.product(C, d, k_hat, *self._decays(rows), a)
+
+    def _fold_current(self, state: EmulatedState, flush: Sequence[int], step: Step, d: Tensor | None) -> None:
+        assert d is not None
+        s, a = state.shape, self.arithmetic
+        operands = step.windows.token_steps(a)[step.index]
+        S = self._unrounded(state, Rows(state, flush, [state.cursors.write_pos[slot] for slot in flush]))
+        eg, k, write = (
+            _pick(x.view(state.slots, -1, *x.shape[1:]), flush) for x in (operands.eg[0], operands.k[0], d[..., :1])
+        )
+        write = write.reshape(len(flush) * s.H, -1, 1)
+        S = (S * eg).view(len(flush) * s.H, -1, s.K).baddbmm_(write, k.reshape(-1, 1, s.K)).view(S.shape)
+        end = [state.tokens[slot] + 1 for slot in flush]
+        self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
+
+    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
+        drafts, shape, sites = state.drafts, state.checkpoint.shape, self.arithmetic.sites
+        assert drafts is not None
+        state.drafts = None
+        if len(slots) == state.slots and min(accepted) == max(accepted):
+            value = drafts[accepted[0]].view(shape)
+        else:
+            value = torch.stack([drafts[n].view(shape)[s] for s, n in zip(slots, accepted, strict=True)])
+        key = self._key(state, slots, [state.tokens[slot] for slot in slots], 1)
+        if not sites.snapshot.keeps(sites.step):
+            value = sites.snapshot(value, key)
+        if not sites.checkpoint.keeps(sites.step if sites.snapshot.keeps(sites.step) else sites.snapshot):
+            value = sites.checkpoint(value, key)
+        self._set(state, slots, value)
+
+    def _operand(self, state: EmulatedState) -> Operand:
+        if state.operand is None:
+            state.operand = self._read_operand(state, state.checkpoint)
+        return state.operand
+
+    def _read_operand(self, state: EmulatedState, C: Tensor) -> Operand:
+        a, s = self.arithmetic, state.shape
+        C, site, of = C.reshape(-1, s.group * s.V, s.K), a.sites.state_operand, a.sites.checkpoint
+        return a.dots.state.lhs(C, of) if site.keeps(of) else a.dots.state.lhs(site(C), site)
+
+    def _set(self, state: EmulatedState, slots: Sequence[int], value: Tensor) -> None:
+        if len(slots) == state.slots:
+            state.checkpoint, state.operand = value.contiguous(), None
+            return
+        state.checkpoint[list(slots)] = value
+        if state.operand is None or state.operand[0].data_ptr() == state.checkpoint.data_ptr():
+            return
+        for mine, theirs in zip(state.operand, self._read_operand(state, value), strict=True):
+            shape = (-1, state.shape.H, *mine.shape[1:])
+            mine.view(shape)[list(slots)] = theirs.view(shape)
+
+    def _key(self, state: EmulatedState, slots: Sequence[int], tokens: Sequence[int], site: int = 0) -> Tensor | None:
+        """[n*HV] draw key of (sequence, head, token count, site), or None where nothing here is stochastic."""
+        s = self.arithmetic.sites
+        if "stochastic" not in (s.step.mode, s.checkpoint.mode, s.snapshot.mode):
+            return None
+        head = torch.arange(state.first_head, state.first_head + state.shape.HV)
+        sequence = mix(torch.tensor([state.seed[slot] * 2 + site for slot in slots]))
+        keys = mix(sequence[:, None] + head) + torch.tensor(tokens)[:, None]
+        return keys.reshape(-1).to(state.device)
+
+
+def _pick(x: Tensor, slots: Sequence[int]) -> Tensor:
+    # most steps concern every slot: no copy then
+    return x if len(slots) == x.shape[0] else x[list(slots)]

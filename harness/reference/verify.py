@@ -1,0 +1,95 @@
+"""The two verifies: outputs of a window from the checkpoint, the ring history and the window, state untouched.
+
+tokens  S <- e^g S;  d = beta (v - S k_hat);  S <- S + d k_hat';  o = S q_hat, one token after the other
+window  (I+A) D' = R',  R_i = beta_i (v_i - e^{G_i} S0 k_hat_i),  o_i = e^{G_i} S0 q_hat_i + sum_{j<=i} F_ij d_j,
+        with S0 k_hat and S0 q_hat taken from the checkpoint and the history without forming S0
+
+Value heads of one key head are stacked, so states appear both as [N, V, K] and as [M, r*V, K] with N = M*r.
+Source: fla-org/flash-linear-attention fla/ops/gated_delta_rule/naive.py (recurrence); sgl-project/sglang
+gdn_replayssm_spec_decode.py (window).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.arithmetic import EXACT, Arithmetic, Operand, Rounding
+from harness.reference.inverse import INVERSES
+from harness.window import TokenStep, WindowStep
+
+
+class History(NamedTuple):
+    """The w committed records a verify reads; None instead of a History where there are none."""
+
+    k_hat: Operand  # [M, w, K] left operand of the history scores
+    d: Tensor  # [N, V, w] as stored
+    W: Tensor  # [N, 1, w] decay from each record to the end of the history
+    total: Tensor  # [N, 1, 1] decay over the whole history
+
+
+def window(C: Operand, history: History | None, step: WindowStep, inverse: str, a: Arithmetic) -> tuple[Tensor, Tensor]:
+    """One chunked window. C [M, r*V, K] the checkpoint as read. Returns o and d, [N, V, m] each."""
+    N, V, m = step.v.shape
+    hw = a.dots.state(C, step.kq).view(N, V, 2 * m)
+    if history is not None:
+        hw = with_history(hw, history, step.kq_score, a)
+    R = a.sites.rhs((step.v - step.eG * hw[..., :m]) * step.beta)
+    method = INVERSES[inverse]
+    if method.solve is None:
+        D = a.dots.solve(a.dots.solve.lhs(R, a.sites.rhs), step.X)
+    else:
+        D = method.solve(R, step.X[0], a)
+    D = a.sites.d(D)
+    o = a.dots.output(a.dots.output.lhs(D, a.sites.d), step.F, step.eG * hw[..., m:])
+    return a.sites.output(o), D
+
+
+def with_history(hw: Tensor, history: History, kq: Operand, a: Arithmetic) -> Tensor:
+    """S0 times k_hat, q_hat from the checkpoint's part hw [N, V, 2m]: e^{G_w} hw + (W d)(k_hat_hist . kq)."""
+    N, V, w = history.d.shape
+    scores = a.sites.history_score(a.dots.history_score(history.k_hat, kq))
+    Wd = a.sites.history_d(history.d * history.W)
+    group = N // scores.shape[0]
+    if group > 1:
+        scores = scores[:, None].expand(-1, group, -1, -1).reshape(N, w, -1)
+    dot = a.dots.history
+    return dot(dot.lhs(Wd, a.sites.history_d), dot.rhs(scores, a.sites.history_score), history.total * hw)
+
+
+def tokens(
+    S: Tensor,
+    step: TokenStep,
+    a: Arithmetic,
+    *,
+    of: Rounding = EXACT,
+    key: Tensor | None = None,
+    live: list[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """One token after the other from S [N, V, K]. Returns lists over lanes: o, d [N, V, 1] and S [N, V, K].
+
+    of    what S was rounded to
+    key   [N] int64, of the first token; stochastic rounding of S draws from key + lane
+    live  per lane [N, 1, 1] bool: heads whose lane is dead keep their state; None: all live
+
+    The read of S_t serves o_t and the next token's S_t k_hat together, so decay is applied to the product; on the
+    carrier that is the same as decaying first.
+    """
+    dot, sites, before = a.dots.recurrent, a.sites, a.conventions.decay == "before"
+    N, V, K = S.shape
+    M = step.k[0].shape[0]
+    outputs, writes, states = [], [], []
+    read = dot(dot.lhs(S.view(M, -1, K), of), step.qk[0])
+    for i, (k, v, beta, eg) in enumerate(zip(step.k, step.v, step.beta, step.eg, strict=True)):
+        predicted = read.view(N, V, 2)[..., 1:]
+        d = sites.d((v - eg * predicted if before else v - predicted) * beta)
+        new = (S * eg).view(M, -1, K).baddbmm_(d.view(M, -1, 1), k).view(N, V, K)
+        new = sites.step(new, None if key is None else key + i)
+        S = new if live is None else torch.where(live[i], new, S)
+        read = dot(dot.lhs(S.view(M, -1, K), sites.step), step.qk[i + 1])
+        outputs.append(sites.output(read.view(N, V, 2)[..., :1]))
+        writes.append(d)
+        states.append(S)
+    return outputs, writes, states

@@ -1,0 +1,138 @@
+"""The data of the drift figure, as plain arrays: what is on a log axis, and what has no place there.
+
+Zeros, NaN and infinity are kept and counted here, and drawn by harness.plots on rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.records import ORACLE, group_quantiles, recorded
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BINS = 120  # per variant and panel; fewer flushes are drawn one by one
+TINY = 1e-18  # below this nonzero errors would stretch the axis: drawn on the row of zeros, hollow
+# panel: (title, column drawn as median and band, column whose maximum is dotted)
+PANELS = {
+    "served": ("served state", "served_fro", "served_fro"),
+    "kept": ("kept state (after a fold)", "kept_fro", "kept_fro"),
+    "o": ("output o, per token", "o_med", "o_max"),
+    "d": ("written d, per token", "d_med", "d_max"),
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One variant in one panel: points [n] by rising token count, over all slots and heads in each bin of flushes."""
+
+    variant: str
+    tokens: np.ndarray  # [n] median token count of the bin
+    median: np.ndarray  # [n], NaN above inf, as are the others
+    low: np.ndarray  # [n] 5 %
+    high: np.ndarray  # [n] 95 %
+    top: np.ndarray  # [n] maximum
+    bad: np.ndarray  # [n] values of the bin that are not finite
+    values: int  # rows
+    zeros: int  # of them exactly zero
+    tiny: int  # in (0, TINY)
+    nans: int
+    infs: int
+
+    @property
+    def line(self) -> np.ndarray:
+        """[n] the median where a log axis can show it, else NaN."""
+        return drawable(self.median)
+
+    @property
+    def floored(self) -> np.ndarray:
+        """[n] bins whose median is zero or below TINY."""
+        return self.median < TINY
+
+
+def drawable(x: np.ndarray) -> np.ndarray:
+    """x [n] with NaN wherever a log axis would drop the value or be stretched by it."""
+    return np.where(np.isfinite(x) & (x >= TINY), x, np.nan)
+
+
+def drift_series(rows: pd.DataFrame, bins: int = BINS) -> dict[str, list[Series]]:
+    """Panel key -> one Series per variant that has the metric; the oracle has none. Panels without any are left out.
+
+    Up to `bins` flushes are points of their own; more are pooled in bins of equal width in log tokens.
+    """
+    found: dict[str, list[Series]] = {}
+    for name, part in rows.groupby("variant", observed=True, sort=False):
+        if name == ORACLE:
+            continue
+        groups = _bins(part["flush"].to_numpy(), part["tokens"].to_numpy(float), bins)
+        for key, (_, middle, top) in PANELS.items():
+            if recorded(rows, str(name), middle):
+                peak = top if recorded(rows, str(name), top) else middle
+                found.setdefault(key, []).append(_series(str(name), part, groups, middle, peak))
+    return {key: found[key] for key in PANELS if key in found}
+
+
+def _bins(flush: np.ndarray, tokens: np.ndarray, bins: int) -> np.ndarray:
+    unique, groups = np.unique(flush, return_inverse=True)
+    if len(unique) <= bins:
+        return groups
+    log = np.log(np.maximum(tokens, 1))
+    cell = np.minimum(bins * (log - log.min()) / max(float(np.ptp(log)), 1e-300), bins - 1)
+    return np.unique(cell.astype(int), return_inverse=True)[1]
+
+
+def _series(name: str, rows: pd.DataFrame, groups: np.ndarray, middle: str, top: str) -> Series:
+    values, peaks = rows[middle].to_numpy(float), rows[top].to_numpy(float)
+    tokens = group_quantiles(rows["tokens"].to_numpy(float), groups, [0.5])[:, 0]
+    low, median, high = group_quantiles(values, groups, [0.05, 0.5, 0.95]).T
+    nans = np.isnan(values) | np.isnan(peaks)
+    infs = ~nans & (np.isinf(values) | np.isinf(peaks))
+    order = np.argsort(tokens, kind="stable")
+    return Series(
+        name,
+        tokens[order],
+        median[order],
+        low[order],
+        high[order],
+        group_quantiles(peaks, groups, [1.0])[order, 0],
+        np.bincount(groups, weights=nans | infs)[order].astype(int),
+        values=len(values),
+        zeros=int((values == 0).sum()),
+        tiny=int(((values > 0) & (values < TINY)).sum()),
+        nans=int(nans.sum()),
+        infs=int(infs.sum()),
+    )
+
+
+def limits(series: Mapping[str, Sequence[Series]]) -> tuple[float, float]:
+    """Decades that hold every drawable value of all panels; 1e-8..1 where there is none."""
+    lists = [
+        drawable(x) for group in series.values() for s in group for x in (s.median, s.low, s.high, s.top)
+    ]
+    shown = np.concatenate([*lists, np.array([])])
+    shown = shown[np.isfinite(shown)]
+    if not shown.size:
+        return 1e-8, 1.0
+    return float(10 ** np.floor(np.log10(shown.min()))), float(10 ** np.ceil(np.log10(shown.max()) + 1e-9))
+
+
+def counts(series: Mapping[str, Sequence[Series]]) -> list[str]:
+    """One clause for each variant with zeros, tiny or non-finite values, counted in the panel where most are."""
+    lines = {}
+    for what, field in (
+        ("exact zeros", "zeros"),
+        (f"below {TINY:g}", "tiny"),
+        ("NaN", "nans"),
+        ("inf", "infs"),
+    ):
+        for key, group in series.items():
+            for s in group:
+                n = getattr(s, field)
+                if n and n > lines.get((s.variant, what), (0, 0, ""))[0]:
+                    lines[s.variant, what] = (n, s.values, key)
+    return [f"{name}: {n:,} of {total:,} {what} ({key})" for (name, what), (n, total, key) in lines.items()]

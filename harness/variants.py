@@ -1,0 +1,169 @@
+"""A design is a declaration: what it verifies with, what its ring keeps, how it folds, and where it rounds.
+
+One small file per design in configs/variant; the keys are the fields of VariantSpec. To add a design, add a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Conventions, Dot, Dots, Rounding, Sites
+from harness.config import PrecisionConfig, RingConfig
+from harness.errors import ConfigError
+from harness.reference.inverse import INVERSES
+from harness.ring import RingSpec
+
+CONFIGS = next(p for p in (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs") if p.is_dir())
+# a draw per element makes sense where a state is stored; elsewhere no kernel does it
+STOCHASTIC = ("step", "checkpoint", "snapshot")
+
+
+@dataclass
+class VariantSpec:
+    """One point of the declared space."""
+
+    name: str
+    doc: str = ""  # one line
+    source: str = ""  # thread or repository + path
+    verify: str = "window"  # window: chunked; tokens: one after the other
+    fold: str = "product"  # product of stored d; replay of raw records; snapshot: the accepted draft's own state
+    gate_record: str = "per_token"  # or cumulative since the last fold
+    history_read: str = "sum"  # of two-part records a verify reads hi, or the sum
+    inverse: str = "substitution"  # a name of harness.reference.inverse.INVERSES
+    flush_at: Optional[int] = None  # null: the run's
+    fold_when: Optional[str] = None  # null: the run's
+    fold_current: bool = False  # window 1 only: a flush folds the token at hand too, unrounded
+    sites: dict[str, str] = field(default_factory=dict)  # site: rounding; `default` for those not named
+    dots: dict[str, str] = field(default_factory=dict)  # product: precision; `default` likewise
+    conventions: dict[str, Any] = field(default_factory=dict)  # eps, eps_at, beta, decay
+
+    def __post_init__(self) -> None:
+        choices = {
+            "verify": ("window", "tokens"),
+            "fold": ("product", "replay", "snapshot"),
+            "gate_record": ("per_token", "cumulative"),
+            "history_read": ("hi", "sum"),
+            "inverse": tuple(INVERSES),
+        }
+        for key, allowed in choices.items():
+            if getattr(self, key) not in allowed:
+                raise ConfigError(f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}")
+        if self.fold == "snapshot" and (self.verify != "tokens" or (self.flush_at, self.fold_when) != (1, "commit")):
+            raise ConfigError(
+                f"variant {self.name}: fold: snapshot needs verify: tokens, flush_at: 1 and fold_when: commit"
+            )
+        if self.gate_record == "cumulative" and self.fold != "product":
+            raise ConfigError(f"variant {self.name}: gate_record: cumulative gates cannot be replayed token by token")
+
+    def records(self, a: Arithmetic) -> tuple[str, ...]:
+        """The fields its ring keeps."""
+        if self.fold == "snapshot":
+            return ()
+        names: list[str] = []
+        if self.verify == "window" or self.fold == "product":
+            names += ["d", "k_hat", "g"]
+            names += [f"{n}_lo" for n in ("d", "k_hat") if getattr(a.sites, f"store_{n}").parts == 2]
+        if self.fold == "replay":
+            names += ["v", "k", "beta"] + ([] if "g" in names else ["g"])
+        return tuple(names)
+
+    def ring(self, run: RingConfig) -> RingSpec:
+        """The run's ring under this design's own flush rule."""
+        window = 1 if self.fold_current else run.max_window
+        flush_at = run.flush_at if self.flush_at is None else self.flush_at
+        if self.fold_current and run.max_window != 1:
+            raise ConfigError(f"variant {self.name}: decodes one token a step; set ring.max_window=1 decode.window=1")
+        if self.fold_current and flush_at is None:
+            flush_at = run.length - 1
+        return RingSpec(run.length, window, flush_at or 0, self.fold_when or run.fold_when)
+
+    def arithmetic(self, precision: PrecisionConfig | None = None) -> Arithmetic:
+        """Its sites, products and conventions, with the run's `precision` laid over them."""
+        where = f"variant {self.name}"
+        own_sites = _table(f"{where}: sites", self.sites, SITES, Rounding.parse, EXACT)
+        own_dots = _table(f"{where}: dots", self.dots, PRODUCTS, Dot.parse, Dot())
+        given = dict(self.conventions)
+        if "beta" in given:
+            given["beta"] = Rounding.parse(f"{where}: conventions.beta", given["beta"])
+        _known(f"{where}: conventions", given, tuple(f.name for f in fields(Conventions)))
+        arithmetic = Arithmetic(Sites(**own_sites), Dots(**own_dots), Conventions(**given))
+        return arithmetic if precision is None else overlay(arithmetic, precision)
+
+
+def overlay(own: Arithmetic, precision: PrecisionConfig) -> Arithmetic:
+    """`own` under a run's precision: a base for every site, sites kept as they were, single sites and products."""
+    sites, dots = own.sites, own.dots
+    if precision.base != "own":
+        rounding = Rounding.parse("precision.base", precision.base)
+        dot = Dot.parse("precision.dots", precision.dots or ("exact" if rounding.exact else "ieee"))
+        sites, dots = Sites(**dict.fromkeys(SITES, rounding)), Dots(**dict.fromkeys(PRODUCTS, dot))
+    elif precision.dots is not None:
+        dots = Dots(**dict.fromkeys(PRODUCTS, Dot.parse("precision.dots", precision.dots)))
+    for name in precision.keep:
+        if name not in SITES + PRODUCTS:
+            raise ConfigError(f"precision.keep: {name!r} is no site or product; have {', '.join(SITES + PRODUCTS)}")
+        if name in SITES:
+            sites = replace(sites, **{name: getattr(own.sites, name)})
+        else:
+            dots = replace(dots, **{name: getattr(own.dots, name)})
+    _known("precision.sites", precision.sites, SITES)
+    _known("precision.products", precision.products, PRODUCTS)
+    for site, text in precision.sites.items():
+        sites = replace(sites, **{site: _rounding(f"precision.sites.{site}", site, text)})
+    for product, text in precision.products.items():
+        dots = replace(dots, **{product: Dot.parse(f"precision.products.{product}", text)})
+    return replace(own, sites=sites, dots=dots)
+
+
+def _rounding(key: str, site: str, text: str) -> Rounding:
+    rounding = Rounding.parse(key, text)
+    if rounding.mode == "stochastic" and site not in STOCHASTIC:
+        raise ConfigError(f"{key}: stochastic rounding is for {', '.join(STOCHASTIC)}")
+    return rounding
+
+
+def _known(key: str, table: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in table:
+        if name not in names:
+            raise ConfigError(f"{key}.{name}: unknown; have {', '.join(names)}")
+
+
+def _table(key: str, table: dict[str, str], names: tuple[str, ...], parse: Any, otherwise: Any) -> dict[str, Any]:
+    _known(key, table, (*names, "default"))
+    default = parse(f"{key}.default", table["default"]) if "default" in table else otherwise
+    found = dict.fromkeys(names, default)
+    for name, text in table.items():
+        if name != "default":
+            found[name] = _rounding(f"{key}.{name}", name, text) if names is SITES else parse(f"{key}.{name}", text)
+    return found
+
+
+@lru_cache
+def names() -> tuple[str, ...]:
+    """Every design that ships, sorted."""
+    return tuple(sorted(p.stem for p in (CONFIGS / "variant").glob("*.yaml")))
+
+
+def load(name: str) -> VariantSpec:
+    """A design by name, or by the path of a file of its own. Raises ConfigError naming the variant and the key."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else CONFIGS / "variant" / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"variants: {name!r} is unknown; have {', '.join(names())}, or a path to a .yaml")
+    try:
+        table = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"variants: {name}: unreadable: {str(error).splitlines()[0]}") from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"variants: {name}: not a table of keys")
+    _known(f"variant {path.stem}", table, tuple(f.name for f in fields(VariantSpec) if f.name != "name"))
+    for f in fields(VariantSpec):
+        if f.name in ("sites", "dots", "conventions") and not isinstance(table.get(f.name, {}), dict):
+            raise ConfigError(f"variant {path.stem}: {f.name}: not a table of keys")
+    spec = VariantSpec(name=path.stem, **table)
+    spec.arithmetic()
+    return spec

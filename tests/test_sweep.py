@@ -1,0 +1,163 @@
+"""Sweeps: no job fails silently, none is missed, none disturbs another (cases H1 to H3)."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from fake_experiment import BUG, DONE_BEFORE, EXIT, INTERRUPT, seen
+
+from harness import app, sweep
+from harness.errors import ConfigError
+
+
+def folders(root: Path) -> list[Path]:
+    return sorted(root.glob("*/runs/sweeps/*"))
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9]*.json"))]
+
+
+def test_failing_jobs_are_recorded_and_the_others_run(command, tmp_path):
+    status, table, err = command("-m", f"decode.tokens=7,{BUG},-1,8")
+    (folder,) = folders(tmp_path)
+    assert status == 1
+    assert [r["state"] for r in records(folder)] == ["finished", "failed", "failed", "finished"]
+    assert [r["error"] for r in records(folder)] == [
+        None,
+        "ZeroDivisionError: planted bug",
+        "decode.tokens: -1 is below 1",
+        None,
+    ]
+    assert "fake_experiment.py" in records(folder)[1]["traceback"]
+    assert "2 finished, 2 failed" in table and "ZeroDivisionError: planted bug" in table
+    assert table.count("drift/0123456789abcdef") == 2 and str(folder.relative_to(tmp_path)) in table
+    assert max(map(len, table.splitlines())) <= 80
+    # one line per job, and none of Hydra's
+    assert [line.split(" of ")[0] for line in err.splitlines()] == [f"job {i}" for i in range(4)]
+
+
+def test_a_sweep_without_failures_succeeds_and_counts_skipped_jobs_as_done(command):
+    status, table, _ = command("-m", f"decode.tokens=7,{DONE_BEFORE}", "ring.length=32")
+    assert status == 0
+    assert "1 finished, 1 skipped; all with ring.length=32" in table and "already done" in table
+
+
+def test_what_a_job_prints_goes_to_its_log(command, tmp_path):
+    _, table, _ = command("-m", f"decode.tokens=7,{BUG}")
+    (folder,) = folders(tmp_path)
+    assert [p.read_text() for p in sorted(folder.glob("*.log"))] == [
+        "decoding 7 tokens\n",
+        f"decoding {BUG} tokens\n",
+    ]
+    assert "decoding" not in table
+
+
+def test_exit_inside_a_job_does_not_end_the_sweep(command, tmp_path):
+    assert command("-m", f"decode.tokens={EXIT},7")[0] == 1
+    assert [r["state"] for r in records(folders(tmp_path)[0])] == ["failed", "finished"]
+
+
+def test_ctrl_c_ends_the_sweep_in_one_line_and_keeps_the_records(command, tmp_path):
+    status, out, err = command("-m", f"decode.tokens=7,{INTERRUPT},8")
+    (folder,) = folders(tmp_path)
+    assert (status, out) == (130, "")
+    assert err.splitlines()[-1] == f"harness: interrupted; records in {folder.relative_to(tmp_path)}"
+    assert [r["error"] for r in records(folder)] == [None, "interrupted"]
+    assert [r["error"] for r in sweep.rows(folder)][2] == "left no record"
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(None, "left no record"), ({"state": "running"}, "died while running")]
+)
+def test_a_job_that_left_no_final_record_has_failed(command, tmp_path, capsys, content, error):
+    command("-m", "decode.tokens=7,8,9")
+    (folder,) = folders(tmp_path)
+    # the last job, so that counting the files would not miss it
+    path = folder / "00002.json"
+    path.unlink() if content is None else path.write_text(json.dumps(content))
+    assert sweep.report(Path(folder.relative_to(tmp_path))) == 1
+    table = capsys.readouterr().out
+    assert "2 finished, 1 failed" in table and error in table and "decode.tokens=9" in table
+
+
+@pytest.mark.parametrize(
+    "swept",
+    [
+        ["decode.tokens=7,8", "ring.length=16,32"],
+        ["decode.seed=range(3)", "decode.tokens=7"],
+        ["precision=glob(fp*)", "decode.tokens=7"],
+        ["variants=[exact_fold],[null_arm,exact_fold]"],
+        ["decode.tokens=7,8", "decode.tokens=9", "hydra.sweeper.max_batch_size=1"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_the_jobs_planned_are_the_jobs_that_ran(command, tmp_path, swept):
+    assert command("-m", *swept)[0] == 0
+    (folder,) = folders(tmp_path)
+    _, planned = app.plan(swept)
+    assert planned == [r["overrides"] for r in records(folder)]
+    assert len(planned) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["decode.tokens=7,abc"], "decode.tokens: 'abc' is not an integer"),
+        (["precision=fp32,fp23"], "precision: no option 'fp23'"),
+        (["decode.tokenz=7,8"], "decode.tokenz: unknown key"),
+        (["results_dir=a,b"], "results_dir: a sweep has one"),
+        (["hydra.sweep.dir=here"], "hydra.sweep.dir: cannot be set"),
+        (["hydra.mode=RUN"], "hydra.mode: cannot be set"),
+        (["hydra/launcher=none_such"], "hydra/launcher: no option 'none_such'"),
+        (["decode.beta=interval(0,1)"], "decode.beta=interval(0,1): "),
+    ],
+    ids=str,
+)
+def test_a_refused_sweep_leaves_nothing(command, tmp_path, argv, key):
+    status, out, err = command("-m", *argv)
+    assert (status, out) == (2, "") and err.startswith(f"harness: error: {key}") and err.count("\n") == 1
+    assert not seen and not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_results_dir_is_refused_before_any_job(command, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    status, _, err = command("-m", "decode.tokens=7,8", "results_dir=taken")
+    assert status == 2 and err.startswith("harness: error: results_dir: cannot write taken/") and not seen
+
+
+@pytest.mark.parametrize("name", ["with space", "o'clock", r"back\slash", "trailing\\"])
+def test_a_results_dir_of_any_name_holds_its_sweeps(command, tmp_path, name):
+    assert command("-m", "decode.tokens=7", f"results_dir={app.quoted(name)}")[0] == 0
+    (folder,) = (tmp_path / name / "sweeps").iterdir()
+    assert records(folder)[0]["directory"] == f"{name}/drift/0123456789abcdef"
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_two_sweeps_of_one_command_have_folders_of_their_own(command, tmp_path):
+    for _ in range(2):
+        assert command("-m", "decode.tokens=7,8,9")[0] == 0
+    assert [len(records(folder)) for folder in folders(tmp_path)] == [3, 3]
+
+
+def test_swept_numbers_stay_numbers_and_non_finite_ones_fail_their_job(command, tmp_path):
+    command("-m", "decode.g=-1e-5,-1e-3,0,nan,-inf,1e5")
+    assert [c.decode.g for c in seen] == [-1e-5, -1e-3, 0.0]
+    assert all(isinstance(c.decode.g, float) and math.isfinite(c.decode.g) for c in seen)
+    errors = [r["error"] for r in records(folders(tmp_path)[0])[3:]]
+    assert all(e.startswith("decode.g: ") for e in errors) and len(errors) == 3
+
+
+def test_an_experiment_that_returns_no_state_has_failed(tmp_path):
+    folder = sweep.create(tmp_path, [], [[]])
+    with sweep.recorded(folder, 0, []) as record:
+        record.update(state=None)
+    assert sweep.rows(folder)[0]["error"] == "TypeError: the experiment returned the state None"
+
+
+def test_a_folder_that_cannot_be_made_names_the_key(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="^results_dir: "):
+        sweep.create(tmp_path / "file", [], None)
