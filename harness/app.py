@@ -100,20 +100,20 @@ def _refusing(command: list[str]) -> Iterator[None]:
         raise refusal(error, command) from error
 
 
-def _hydra(task: Any, argv: list[str]) -> None:
+def _hydra(task: Any, overrides: list[str], flags: tuple[str, ...] = ()) -> None:
     # Hydra reads its options from sys.argv, and this variable makes it raise instead of print and exit
-    before, sys.argv = sys.argv, ["harness", *argv]
+    before, sys.argv = sys.argv, ["harness", *flags, *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _refusing(argv):
+        with _refusing(overrides):
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(task)()
     finally:
         sys.argv = before
 
 
-def show(argv: list[str]) -> None:
+def show(overrides: list[str], flags: tuple[str, ...]) -> None:
     """Hydra's --cfg: print a composed configuration and run nothing."""
-    _hydra(Job(), argv)
+    _hydra(Job(), overrides, flags)
 
 
 def run_single(overrides: list[str]) -> int:
@@ -162,11 +162,9 @@ def quoted(text: str) -> str:
 def run_sweep(overrides: list[str]) -> int:
     """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record."""
     results_dir, jobs = plan(overrides)
-    folder = sweep.create(results_dir, overrides, jobs)
-    try:
-        _hydra(Job(), ["--multirun", *overrides, f"hydra.sweep.dir={quoted(str(folder.resolve()))}"])
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"records in {folder}") from None
-    finally:
-        sweep.discard_if_empty(folder)
+    with sweep.opened(results_dir, overrides, jobs) as folder:
+        try:
+            _hydra(Job(), overrides, ("--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"records in {folder}") from None
     return sweep.report(folder)

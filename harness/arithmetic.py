@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import ConfigError
-from harness.precision import FORMATS, MODES, round_to
+from harness.precision import FORMATS, MODES, narrow, round_to
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class Rounding:
     def exact(self) -> bool:
         return self.format == "exact"
 
-    def __call__(self, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x rounded, hi + lo for two parts. key [B] as in precision.round_to."""
+    def __call__(self, x: Tensor, key: Tensor | None = None, of: Rounding | None = None) -> Tensor:
+        """x rounded, hi + lo for two parts. key [B] as in precision.round_to; of: what x was rounded to before."""
         if self.format == "exact":
             return x
+        if self.parts == 1 and of is not None and of.within_fp32:
+            return x if self.keeps(of) else narrow(x, FORMATS[self.format], self.mode)
         hi = round_to(x, FORMATS[self.format], self.mode, key)
         return hi if self.parts == 1 else hi + round_to(x - hi, FORMATS[self.format], self.mode, key)
 
@@ -62,6 +64,12 @@ class Rounding:
         hi = replace(self, parts=1)(x, key)
         return hi, replace(self, parts=1)(x - hi, key)
 
+    @property
+    def within_fp32(self) -> bool:
+        """Whether every value it yields is an fp32 number, so that fp32 casts lose nothing."""
+        return self.parts == 1 and self.format in ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e4m3_nan")
+
+    @lru_cache  # noqa: B019 (roundings are few and live as long as the program)
     def keeps(self, source: Rounding) -> bool:
         """Whether every value that `source` yields passes through unchanged."""
         if self.exact or self == source:
@@ -133,32 +141,39 @@ class Dot:
         return _read(x, self.left, of)
 
     def rhs(self, y: Tensor, of: Rounding = EXACT) -> Operand:
-        """The right operand as the unit reads it."""
-        return _read(y, self.right, of)
+        """The right operand [..., n, C] as the unit reads it: in blocks, C columns for each of them."""
+        read = _read(y, self.right, of)
+        if not self.blocked(y.shape[-2]):
+            return read
+        # masked copies side by side, so that one product yields every block's sum
+        masks = _masks(y.shape[-2], self.block, self.strided, y.device)
+        return tuple((part[..., None, :] * masks[:, :, None]).flatten(-2) for part in read)
+
+    def blocked(self, n: int) -> bool:
+        """Whether a sum of n products is rounded on the way."""
+        return 0 < self.block < n
 
     def __call__(self, x: Operand, y: Operand, init: Tensor | None = None) -> Tensor:
-        """init + x @ y over read operands; x [N, R, n], y [N, n, C], init [N, R, C]."""
+        """init + x @ y over read operands; x [N, R, n], y [N, n, C or blocks*C], init [N, R, C]."""
         acc = self.accumulate
+        blocked = self.blocked(x[0].shape[-1])
         if init is not None:
             init = acc(init)
-        if self.block and self.block < x[0].shape[-1]:
-            return self._blocked(x, y, init)
-        total = torch.bmm(x[0], y[0]) if init is None else torch.baddbmm(init, x[0], y[0])
+        total = torch.bmm(x[0], y[0]) if init is None or blocked else torch.baddbmm(init, x[0], y[0])
         if self.x3 and len(x) == 2 and len(y) == 2:
             total = total.baddbmm_(x[1], y[1], alpha=-1)
-        return acc(total)
+        return self._chain(total, -(-x[0].shape[-1] // self.block), init) if blocked else acc(total)
 
-    def _blocked(self, x: Operand, y: Operand, init: Tensor | None) -> Tensor:
-        # masked copies of the right operand side by side: one product yields every block's sum
-        masks = _masks(x[0].shape[-1], self.block, self.strided, x[0].device)
-        n, _, columns = y[0].shape
-        spread = [(part[..., None] * masks[:, None, :]).flatten(2) for part in y]
-        sums = torch.bmm(x[0], spread[0])
-        if self.x3 and len(x) == 2 and len(y) == 2:
-            sums = sums.baddbmm_(x[1], spread[1], alpha=-1)
-        sums = self.accumulate(sums).view(n, -1, columns, masks.shape[1])
-        total = init
-        for part in sums.unbind(-1):
+    def _chain(self, sums: Tensor, blocks: int, total: Tensor | None) -> Tensor:
+        """Add the sums of the blocks, [N, R, blocks*C], one after the other, rounding each time."""
+        if self.accumulate == _F32:
+            # adding fp32 numbers in fp32 is that rounding
+            parts = sums.to(torch.float32).chunk(blocks, -1)
+            low = parts[0] if total is None else total.to(torch.float32) + parts[0]
+            for part in parts[1:]:
+                low = low + part
+            return low.to(torch.float64)
+        for part in self.accumulate(sums).chunk(blocks, -1):
             total = part if total is None else self.accumulate(total + part)
         assert total is not None
         return total
@@ -168,7 +183,7 @@ def _read(x: Tensor, how: Rounding, of: Rounding) -> Operand:
     if how.keeps(of):
         return (x,)
     if how.parts == 1:
-        return (how(x),)
+        return (how(x, of=of),)
     hi, lo = how.pair(x)
     return (hi + lo, lo)
 
@@ -232,6 +247,13 @@ class Arithmetic:
     sites: Sites = Sites()
     dots: Dots = Dots()
     conventions: Conventions = Conventions()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.sites, self.dots, self.conventions)))
+
+    def __hash__(self) -> int:
+        # asked for at every step: the parts are hashed once
+        return self._hash  # type: ignore[attr-defined, no-any-return]
 
     def shown(self) -> dict[str, str]:
         """Site and product -> spelling, for manifests."""

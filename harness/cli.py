@@ -53,10 +53,8 @@ def _dispatch(argv: list[str]) -> int:
     if options.multirun:
         return app.run_sweep(options.overrides)
     if options.cfg:
-        shown = ["--cfg", options.cfg]
-        shown += ["--package", options.package] if options.package else []
-        shown += ["--resolve"] if options.resolve else []
-        app.show(shown + options.overrides)
+        flags = ("--cfg", options.cfg, *(("--package", options.package) if options.package else ()))
+        app.show(options.overrides, (*flags, "--resolve") if options.resolve else flags)
         return 0
     return app.run_single(options.overrides)
 

@@ -80,7 +80,8 @@ def gate_map(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tens
     A_log, dt_bias   [HV]; A_log = -inf is a head that never decays
 
     Returns g in [-inf, 0], -inf being a full reset, and beta in [0, 1]; neither is ever NaN. Raises
-    InputError naming the input, the token and the head if one of the four is NaN.
+    InputError naming the input, the token and the head if one of the four is NaN, or if opposite infinities
+    leave g without a limit.
     """
     a, b, A_log, dt_bias = (x.to(torch.float64) for x in (a, b, A_log, dt_bias))
     for name, x in (("a", a), ("b", b), ("A_log", A_log), ("dt_bias", dt_bias)):
@@ -92,7 +93,10 @@ def gate_map(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tens
     # inf * 0 has a limit: softplus(x) is exp(x) to the last bit long before it underflows
     log_drive = torch.where(x > 20, x.clamp(min=1).log(), torch.where(x < -40, x, softplus(x).log()))
     g = torch.where(rate.isinf() | (drive == 0), -torch.exp(A_log + log_drive), g)
-    return torch.where(rate == 0, torch.zeros_like(g), g), torch.sigmoid(b)
+    g = torch.where(rate == 0, torch.zeros_like(g), g)
+    if g.isnan().any():
+        raise InputError(f"a, A_log, dt_bias: opposite infinities at {_where(g.isnan())}: g has no limit")
+    return g, torch.sigmoid(b)
 
 
 def require_log(g: Tensor, first: int = 0) -> None:

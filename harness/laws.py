@@ -1,9 +1,9 @@
 """Drift is a law, not a number: none, saturating, √t, linear, another power, exponential, or falling.
 
-The law is the shape (harness.shapes) that explains the log errors best. It has to earn its one parameter: its BIC,
-counted in independent points, must be below that of a constant, and it must change the error by a factor SMALLEST
-over the run. Exact zeros have no logarithm: they are left out and counted. A value that is not finite makes the
-series diverged, whatever the rest does.
+The law is the shape (harness.shapes) that explains the log errors best. It has to earn its one parameter:
+its BIC, counted in independent points, must be below that of a constant, and it must change the error by a
+factor SMALLEST over the run. Exact zeros have no logarithm: they are left out and counted. A value that is
+not finite makes the series diverged, whatever the rest does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ RESAMPLES = 40
 
 @dataclass(frozen=True)
 class Law:
-    """kind: none, saturating, sqrt, linear, power, exponential or falling (a power below 0); exact where all is zero,
-    diverged where a value is not finite, undecided where fewer than FEWEST values are nonzero."""
+    """kind is none, saturating, sqrt, linear, power, exponential or falling (a power below 0).
+
+    Or exact: all is zero; diverged: a value is not finite; undecided: fewer than FEWEST values are nonzero.
+    """
 
     kind: str
-    level: float  # error the law gives at the last token count; of a diverged series, the median of the finite
+    level: (
+        float  # error the law gives at the last token count; of a diverged series, the median of the finite
+    )
     shape: str = ""  # key of SHAPES
     exponent: float | None = None  # p of t^p; of a saturating law, that of its early growth
     time_constant: float | None = None  # τ in tokens, of a saturating or exponential law
@@ -49,7 +53,7 @@ class Law:
     over: str = ""
 
     def text(self) -> str:
-        """The law in at most 14 characters."""
+        """The law in at most 15 characters."""
         if self.kind == "diverged":
             return f"diverged @{_short(self.first_nonfinite or 0)}"
         if self.time_constant is not None:
@@ -64,7 +68,7 @@ def _short(n: float) -> str:
 
 
 def fit(tokens: np.ndarray, error: np.ndarray) -> Law:
-    """The law of one series: tokens [F] > 0, error [F] >= 0, in any order; zeros and non-finite values allowed."""
+    """The law of one series: tokens [F] > 0, error [F] >= 0 or not finite, in any order."""
     tokens, error = np.asarray(tokens, float), np.asarray(error, float)
     finite, some = np.isfinite(error), np.isfinite(error) & (error > 0)
     zeros, bad = int((error == 0).sum()), int((~finite).sum())
@@ -129,9 +133,9 @@ def _law(name: str, z: float, t: np.ndarray, y: np.ndarray) -> Law:
 def fit_slots(rows: pd.DataFrame, column: str = "served_fro") -> Law:
     """The law of one variant's rows: of the median over slots and heads at each flush, with an interval.
 
-    The interval is that of the same shape fitted to each slot's median over heads; with one slot, to each head; with
-    fewer than three heads, to block resamples of the residuals. `over` says which. Heads differ in their gates, so an
-    interval over heads is their spread, not an uncertainty.
+    The interval is that of the same shape fitted to each slot's median over heads; with one slot, to each
+    head; with fewer than three heads, to block resamples of the residuals. `over` says which. Heads differ
+    in their gates, so an interval over heads is their spread, not an uncertainty.
     """
     slot, head, flush = (rows[name].to_numpy() for name in ("slot", "head", "flush"))
     tokens, error = rows["tokens"].to_numpy(float), rows[column].to_numpy(float)

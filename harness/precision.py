@@ -87,6 +87,11 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
     if mode == "nearest" and fmt.name == "fp32":
         # one cast of the hardware: nearest-even from fp64, subnormals and overflow included
         return x.to(torch.float32).to(torch.float64)
+    if mode == "zero" and fmt.name == "fp32":
+        y = x.to(torch.float32)
+        # one unit back wherever the cast went outward, which also turns its overflow into the largest number
+        over = torch.gt(y.to(torch.float64).abs_(), x.abs()).view(torch.int8)
+        return y.view(torch.int32).sub(over).view(torch.float32).to(torch.float64)
     quantum = x.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
     # the upper clamp keeps inf / quantum an infinity
     quantum = quantum.clamp_(2.0**fmt.emin, 2.0**1000).mul_(2.0 ** (1 - fmt.p))
@@ -110,6 +115,16 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
     if fmt.overflow == "saturate":
         return y.clamp_(-fmt.max, fmt.max)
     return y.masked_fill_(y.abs() > fmt.max, math.nan)
+
+
+def narrow(x: Tensor, fmt: Format, mode: str) -> Tensor:
+    """round_to for x known to hold fp32 numbers: casts and masks of the fp32 pattern, the same bits for less work."""
+    if fmt.name == "bf16" and mode == "nearest":
+        return x.to(torch.bfloat16).to(torch.float64)
+    if fmt.name == "tf32" and mode == "zero":
+        # the format is a prefix of fp32, so dropping bits truncates subnormals too
+        return x.to(torch.float32).view(torch.int32).bitwise_and(-0x2000).view(torch.float32).to(torch.float64)
+    return round_to(x, fmt, mode)
 
 
 def mix(z: Tensor) -> Tensor:

@@ -23,12 +23,13 @@ from harness.config import Config, leaves
 
 LAUNCHER_KEYS = ("results_dir", "workers", "progress")
 PACKAGES = (
-    "torch triton numpy scipy pyarrow pandas matplotlib hydra-core omegaconf mpmath safetensors".split()
+    *("torch", "triton", "numpy", "scipy", "pyarrow", "pandas", "matplotlib"),
+    *("hydra-core", "omegaconf", "mpmath", "safetensors"),
 )
 
 
 def plain(value: Any) -> Any:
-    """JSON data of dataclasses, NumPy values and paths; NaN and infinities become the strings nan, inf, -inf."""
+    """JSON data of dataclasses, NumPy values and paths; NaN and infinities become strings: nan, inf, -inf."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -71,8 +72,8 @@ def digest(value: Any) -> str:
 def source_digest(package: Path | None = None) -> str:
     """16 hex digits over the names and contents of the package's *.py and *.yaml files and of configs/.
 
-    configs/ counts the same beside the package (a checkout) and inside it (installed). Read once per process: a file
-    edited under a running sweep does not change what that sweep has imported.
+    configs/ counts the same beside the package (a checkout) and inside it (installed). Read once per
+    process: a file edited under a running sweep does not change what that sweep has imported.
     """
     package = package or Path(harness.__file__).parent
     files: dict[str, Path] = {}
@@ -89,8 +90,8 @@ def source_digest(package: Path | None = None) -> str:
 def identity_of(variants: Mapping[str, Any], definitions: Any) -> dict[str, Any]:
     """What a result depends on besides the config.
 
-    variants: name -> resolved backend and device; definitions: the resolved variant definitions, any JSON data or
-    dataclasses, kept as a digest.
+    variants: name -> resolved backend and device; definitions: the resolved variant definitions, any JSON
+    data or dataclasses, kept as a digest.
     """
     return {"source": source_digest(), "variants": plain(variants), "definitions": digest(definitions)}
 

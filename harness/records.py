@@ -1,7 +1,7 @@
 """One row per (variant, slot, value head, flush): the schema, a streaming writer and a reader.
 
-A metric that a variant does not have is null in the file. NaN there means computed, and not a number; the two are
-never mixed, because a mean or a maximum that skips NaN hides exactly the runs that failed.
+A metric that a variant does not have is null in the file. NaN there means computed, and not a number; the
+two are never mixed, because a mean or a maximum that skips NaN hides exactly the runs that failed.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class RowWriter:
         )
 
     def append(self, variant: str, block: Mapping[str, Any]) -> None:
-        """One variant's rows: column name -> array [n]; scalars are repeated.
+        """One variant's rows: column name -> array [n], masked where single values are null, or a scalar.
 
-        The four keys (slot, head, flush, tokens) are required, any other column may be left out and is then null.
-        nonfinite_stage takes strings and None. Raises ValueError for an unknown column, a missing key, lengths that
-        differ, or a variant that brings other columns than in its first block (its nulls would read as NaN).
+        The four keys (slot, head, flush, tokens) are required, any other column may be left out and is then
+        null. nonfinite_stage takes strings and None. Raises ValueError for an unknown column, a missing
+        key, lengths that differ, or a variant that brings other columns than in its first block.
         """
         given = frozenset(block)
         if unknown := sorted(given - set(self.schema.names) | given & {"variant"}):
@@ -103,7 +103,7 @@ class RowWriter:
         if given != self._columns.setdefault(variant, given):
             changed = ", ".join(sorted(given ^ self._columns[variant]))
             raise ValueError(f"{variant}: columns {changed} come in some blocks only")
-        arrays = {name: np.asarray(x) for name, x in block.items()}
+        arrays = {name: np.ma.asanyarray(x) for name, x in block.items()}
         sizes = {len(x) for x in arrays.values() if x.ndim}
         if len(sizes) != 1 or any(x.ndim > 1 for x in arrays.values()):
             raise ValueError(f"{variant}: columns must be [n] of one length, got {sorted(sizes)}")
@@ -121,13 +121,14 @@ class RowWriter:
             return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([variant]))
         if x is None:
             return pa.nulls(n, field.type)
-        x = np.broadcast_to(x, (n,))
+        nulls = np.broadcast_to(np.ma.getmaskarray(x), (n,))
+        x = np.broadcast_to(np.ma.getdata(x), (n,))
         if pa.types.is_dictionary(field.type):
-            return pa.array(x.tolist(), pa.string()).dictionary_encode()
+            return pa.array(x.tolist(), pa.string(), mask=nulls).dictionary_encode()
         if pa.types.is_floating(field.type):
             # from_pandas would turn NaN into null
-            return pa.array(to_float32(x), field.type, from_pandas=False)
-        return pa.array(x, field.type)
+            return pa.array(to_float32(x), field.type, mask=nulls, from_pandas=False)
+        return pa.array(x, field.type, mask=nulls)
 
     def flush(self) -> None:
         """Write what is buffered as one row group."""
@@ -152,18 +153,19 @@ class RowWriter:
 def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """The rows of a run directory or a Parquet file; `variant` is categorical, metrics are float32.
 
-    pandas has one NaN for null and for not-a-number, so `attrs["missing"]` maps each variant to the columns it never
-    had; see `recorded`. Raises HarnessError for a file that is absent, truncated or lacks a column.
+    pandas has one NaN for null and for not-a-number, so `attrs["missing"]` maps each variant to the columns
+    it never had; see `recorded`. Raises HarnessError for a file that is absent, truncated or lacks a
+    column.
     """
     path = Path(path)
     path = path / "flushes.parquet" if path.is_dir() else path
     wanted = None if columns is None else list(dict.fromkeys(["variant", *columns]))
     try:
+        if lost := sorted(set(wanted or ()) - set(pq.read_schema(path).names)):
+            raise HarnessError(f"{path}: has no column {', '.join(lost)}")
         table = pq.read_table(path, columns=wanted)
     except (OSError, pa.ArrowInvalid) as error:
         raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    if wanted is not None and (lost := sorted(set(wanted) - set(table.column_names))):
-        raise HarnessError(f"{path}: has no column {', '.join(lost)}")
     table = table.unify_dictionaries()
     frame = table.to_pandas()
     frame.attrs["missing"] = _missing(table, frame["variant"])
@@ -183,7 +185,7 @@ def _missing(table: pa.Table, variant: pd.Series) -> dict[str, list[str]]:
 
 
 def recorded(rows: pd.DataFrame, variant: str, column: str) -> bool:
-    """Whether this variant has this metric at all. Frames of unknown origin count as recorded: NaN is then a failure."""
+    """Whether this variant has this metric at all. In a frame of other origin it has: NaN fails."""
     return column in rows.columns and column not in rows.attrs.get("missing", {}).get(variant, ())
 
 

@@ -87,7 +87,8 @@ def _parse_failure(text: str) -> str:
 
 
 def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    # a name such as DecodeConfig keeps its capitals
+    return text[:1].lower() + text[1:] if re.match(r"[A-Z][a-z]*\b", text) else text
 
 
 def _bad_value(error: OmegaConfBaseException) -> ConfigError:
@@ -96,6 +97,8 @@ def _bad_value(error: OmegaConfBaseException) -> ConfigError:
         return unknown(key)
     if found := re.match(r"Value (.*) of type .* could not be converted to (\w+)", what):
         return ConfigError(f"{key}: {found[1]} is not {TYPES.get(found[2], found[2])}")
+    if found := re.match(r"Value (.*) is not a valid bool", what):
+        return ConfigError(f"{key}: {found[1]} is not {TYPES['Boolean']}")
     if "is not a ListConfig" in what:
         return ConfigError(f"{key}: needs a list, [a,b]")
     if "does not support deletion" in what:

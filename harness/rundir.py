@@ -1,8 +1,9 @@
 """One run, one directory: `<results_dir>/<experiment>/<content hash>/`, complete or absent.
 
-Beside it lies `<content hash>.status.json`: running, finished or failed, and whose it is. A run is written to a
-hidden sibling and renamed at the end, so the final name never holds half a run; a `running` status whose process is
-gone reads as killed. Who owns a hash is decided under a file lock held for an instant, never during the run.
+Beside it lies `<content hash>.status.json`: running, finished or failed, and whose it is. A run is written
+to a hidden sibling and renamed at the end, so the final name never holds half a run; a `running` status
+whose process is gone reads as killed. Who owns a hash is decided under a file lock held for an instant,
+never during the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,16 +32,16 @@ from harness.provenance import content_hash, manifest_of, read_json, source_dige
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-class RunBusy(HarnessError):
+class RunBusyError(HarnessError):
     """Another live process owns the run of this hash."""
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def process_start(pid: int) -> str | None:
-    """Start time of a live process, in kernel ticks ("" where the system does not tell); None for a dead one."""
+    """Start of a live process in kernel ticks, "" where the system does not tell; None for a dead one."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -56,11 +57,11 @@ def process_start(pid: int) -> str | None:
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """The status record, {} if there is none; `running` becomes `killed` when its process on this host is gone."""
+    """The status record, {} if there is none; `running` is `killed` when its process on this host is gone."""
     status = read_json(path) or {}
     if status.get("state") == "running" and status.get("host") == platform.node():
         # a recycled pid has another start time
-        if process_start(int(status["pid"])) != status.get("process_start"):
+        if process_start(status["pid"]) != status["process_start"]:
             status |= {"state": "killed", "error": f"process {status['pid']} ended without a word"}
     return status
 
@@ -93,8 +94,9 @@ class Run:
 
     with Run.open(config, identity) as run:
         if not run.finished:
-            ...  # write run.path("flushes.parquet"), run.path("drift.png"), run.write_json("summary.json", ...)
-            run.finish(variants=..., device=...)
+            ...  # write run.path("flushes.parquet") and the other files
+            run.write_json("summary.json", summary)
+            run.finish(variants=formats, device=device)
 
     Leaving the block by an exception, or without `finish`, records a failure and removes what was written.
     """
@@ -114,7 +116,7 @@ class Run:
     def open(cls, config: Config, identity: Mapping[str, Any]) -> Run:
         """Claim the hash, or find it finished; what an unfinished or failed earlier run left is removed.
 
-        Raises ConfigError where results_dir cannot be written to, RunBusy where a live process owns the hash.
+        Raises ConfigError where results_dir cannot be written to, RunBusyError where a live process owns it.
         """
         if not re.fullmatch(r"\w[\w.-]*", config.experiment):
             raise ConfigError(f"experiment: {config.experiment!r} cannot name a directory")
@@ -131,9 +133,9 @@ class Run:
     def _claim(self) -> None:
         status = read_status(self.status_path)
         if status.get("state") == "running":
-            raise RunBusy(
+            raise RunBusyError(
                 f"{self.directory} is being run by pid {status['pid']} on {status['host']} since "
-                f"{status['started']}; if that machine is gone, delete {self.status_path.name}"
+                f"{status['started']}; if that machine is gone, delete {self.status_path}"
             )
         self.status = {
             "state": "running",

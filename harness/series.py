@@ -20,16 +20,16 @@ BINS = 120  # per variant and panel; fewer flushes are drawn one by one
 TINY = 1e-18  # below this nonzero errors would stretch the axis: drawn on the row of zeros, hollow
 # panel: (title, column drawn as median and band, column whose maximum is dotted)
 PANELS = {
-    "served": ("served state", "served_fro", "served_fro"),
-    "kept": ("kept state (after a fold)", "kept_fro", "kept_fro"),
-    "o": ("output o, per token", "o_med", "o_max"),
-    "d": ("written d, per token", "d_med", "d_max"),
+    "served": ("served state, ‖Ŝ − S‖ / ‖S‖", "served_fro", "served_fro"),
+    "kept": ("kept state (folded here), ‖Ŝ − S‖ / ‖S‖", "kept_fro", "kept_fro"),
+    "o": ("output per token, ‖ô − o‖ / ‖o‖", "o_med", "o_max"),
+    "d": ("written d per token, ‖d̂ − d‖ / ‖d‖", "d_med", "d_max"),
 }
 
 
 @dataclass(frozen=True)
 class Series:
-    """One variant in one panel: points [n] by rising token count, over all slots and heads in each bin of flushes."""
+    """One variant in one panel: points [n] by rising token count, each over all slots and heads it covers."""
 
     variant: str
     tokens: np.ndarray  # [n] median token count of the bin
@@ -61,7 +61,7 @@ def drawable(x: np.ndarray) -> np.ndarray:
 
 
 def drift_series(rows: pd.DataFrame, bins: int = BINS) -> dict[str, list[Series]]:
-    """Panel key -> one Series per variant that has the metric; the oracle has none. Panels without any are left out.
+    """Panel key -> one Series per variant that has the metric; without the oracle and empty panels.
 
     Up to `bins` flushes are points of their own; more are pooled in bins of equal width in log tokens.
     """
@@ -122,8 +122,8 @@ def limits(series: Mapping[str, Sequence[Series]]) -> tuple[float, float]:
 
 
 def counts(series: Mapping[str, Sequence[Series]]) -> list[str]:
-    """One clause for each variant with zeros, tiny or non-finite values, counted in the panel where most are."""
-    lines = {}
+    """A clause for each variant with zeros, tiny or non-finite values, of the panel where most are."""
+    lines: dict[tuple[str, str], tuple[int, int, str]] = {}
     for what, field in (
         ("exact zeros", "zeros"),
         (f"below {TINY:g}", "tiny"),

@@ -25,7 +25,7 @@ POINTS = 200  # medians a fit sees
 
 @dataclass(frozen=True)
 class Shape:
-    """log(z, t) [n], z being x (power, exponential) or log x (the others); `bounds` is cut into `cells` to search.
+    """log(z, t) [n], z being x (power, exponential) or log x (others); `bounds` is searched in `cells`.
 
     kind is the name of the law; a power is renamed by its exponent.
     """
@@ -89,7 +89,7 @@ SHAPES = {
 
 
 def decimate(tokens: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most POINTS medians (tokens, error) of [F] positive values, in cells of equal width in log t; t rises."""
+    """At most POINTS medians (tokens, error) of [F] positive values, in cells of equal width in log t."""
     if len(tokens) <= POINTS:
         order = np.argsort(tokens, kind="stable")
         return tokens[order], error[order]
@@ -100,7 +100,7 @@ def decimate(tokens: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def independent_points(rest: np.ndarray) -> float:
-    """How many independent points residuals [n] are worth, from their lag-one correlation; outliers are clipped."""
+    """How many independent points residuals [n] are worth by their lag-one correlation, outliers clipped."""
     spread = float(np.abs(rest).mean())
     if spread == 0:
         return float(len(rest))

@@ -32,10 +32,11 @@ def variants_of(rows: pd.DataFrame) -> list[str]:
 def summarise(rows: pd.DataFrame, null: str = "null_arm") -> dict[str, Any]:
     """summary.json of rows [n] of one run; NaN and infinities are the strings nan, inf.
 
-    Per variant: rows, flushes, nonfinite (rows with a served, kept, d or o error that is not finite) with the first
-    token count and stage, zeros per error, `end` {median, max} over slots, heads and the last tenth of the flushes,
-    `law` of the served and the kept error, the head that is worst at the end, and `ratio`, end median over that of
-    the `null` variant. NaN ranks above inf. `oracle` holds the largest of each condition measure.
+    Per variant: rows, flushes, nonfinite (rows with a served, kept, d or o error that is not finite) with
+    the first token count and stage, zeros per error, `end` {median, max} over slots, heads and the last
+    tenth of the flushes, `law` of the served and the kept error, the head that is worst at the end, and
+    `ratio`, end median over that of the `null` variant. NaN ranks above inf. `oracle` holds, per condition
+    measure, the largest number and the count of NaN.
     """
     parts = {str(name): part for name, part in rows.groupby("variant", observed=True, sort=False)}
     for part in parts.values():
@@ -52,7 +53,10 @@ def summarise(rows: pd.DataFrame, null: str = "null_arm") -> dict[str, Any]:
     if ORACLE in parts:
         for column in CONDITIONING:
             if recorded(parts[ORACLE], ORACLE, column):
-                oracle[column] = _highest(parts[ORACLE][column].to_numpy(float))
+                values = parts[ORACLE][column].to_numpy(float)
+                nan = np.isnan(values)
+                top = _highest(values[~nan]) if not nan.all() else float("nan")
+                oracle[column] = {"max": top, "nan": int(nan.sum())}
     return plain({"null": null if floor is not None else None, "variants": variants, "oracle": oracle})
 
 
@@ -102,7 +106,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def table(summary: dict[str, Any], where: str = "") -> Table:
-    """The variants of a summary, worst served error first, in at most 80 columns; `where` is the last line."""
+    """The variants of a summary, worst served error first, in 80 columns; `where` is the last line."""
     from rich import box
     from rich.table import Table
 
@@ -127,7 +131,9 @@ def table(summary: dict[str, Any], where: str = "") -> Table:
     lines += [_bad_line(name, entry) for name, entry in variants.items() if entry["nonfinite"]]
     if summary["oracle"]:
         pairs = [("cond₂", "cond2"), ("Skeel", "skeel"), ("max|A|^p", "max_power")]
-        found = [f"{text} {float(summary['oracle'][k]):.3g}" for text, k in pairs if k in summary["oracle"]]
+        found = [
+            f"{text} {float(summary['oracle'][k]['max']):.3g}" for text, k in pairs if k in summary["oracle"]
+        ]
         lines.append(f"I+A of the windows, at most: {', '.join(found)}")
     drawn.caption = "\n".join(lines + ([where] if where else []))
     return drawn

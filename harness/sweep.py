@@ -33,26 +33,29 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def create(results_dir: Path, command: list[str], jobs: list[list[str]] | None) -> Path:
-    """Make the folder of a new sweep; jobs: the overrides of each, or None where the sweeper decides as it goes."""
+@contextmanager
+def opened(results_dir: Path, command: list[str], jobs: list[list[str]] | None) -> Iterator[Path]:
+    """The folder of a new sweep; jobs: the overrides of each, or None where the sweeper decides as it goes.
+
+    A sweep that is refused before its first job leaves no folder.
+    """
     folder = results_dir / "sweeps" / secrets.token_hex(4)
+    fresh = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True)
         _write(folder / "sweep.json", {"command": command, "jobs": jobs})
     except OSError as error:
         raise ConfigError(f"results_dir: cannot write {folder}: {error.strerror}") from error
-    return folder
-
-
-def discard_if_empty(folder: Path) -> None:
-    """Remove the folder of a sweep that was refused before its first job."""
-    if not any(folder.glob("[0-9]*.json")):
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-        with suppress(OSError):
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()
+    try:
+        yield folder
+    except BaseException:
+        if not any(folder.glob("[0-9]*.json")):
+            for path in folder.iterdir():
+                path.unlink()
+            with suppress(OSError):
+                for path in fresh:
+                    path.rmdir()
+        raise
 
 
 def _headline(error: BaseException) -> str:

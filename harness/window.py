@@ -57,8 +57,8 @@ class TokenStep(NamedTuple):
 
     qk: list[Operand]  # m+1 of [M, K, 2]: q_hat of the lane before, k_hat of this one
     k: list[Tensor]  # [M, 1, K] k_hat
-    v: list[Tensor]  # [N, V, 1]
-    beta: list[Tensor]  # [N, 1, 1]
+    v: list[Tensor]  # [N, V, 1] beta v
+    gain: list[Tensor]  # [N, 1, 1] beta e^g, what the old state's prediction is taken off with
     eg: list[Tensor]  # [N, 1, 1]
 
 
@@ -197,7 +197,7 @@ class Windows:
             k, q = self.keys(a)
             return token_steps(k, q, self.v, self.gates(a)[1], self.decays(a)[0], a)
 
-        return self.memo(("tokens", a.sites.gate, a.sites.decay, a.sites.key, a.dots.recurrent, a.conventions), compute)
+        return self.memo(("tokens", a), compute)
 
     def stored(self, a: Arithmetic, name: str) -> list[Tensor]:
         """The record field `name` of every lane as the ring keeps it: W of [B, heads, m, width]."""
@@ -214,7 +214,7 @@ class Windows:
                 return list(r(value).unbind(0))
             return list(r.pair(value)[name.endswith("_lo")].unbind(0))
 
-        return self.memo(("stored", name, a.sites, a.conventions), compute)
+        return self.memo(("stored", name, a), compute)
 
 
 def token_steps(k: Tensor, q: Tensor | None, v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> list[TokenStep]:
@@ -234,8 +234,9 @@ def token_steps(k: Tensor, q: Tensor | None, v: Tensor, beta: Tensor, eg: Tensor
     read = a.dots.recurrent.rhs(qk, a.sites.key)
     pairs = [x.unbind(0) for x in read]
     k_steps = lanes.view(W, m, M, 1, K).unbind(0)
-    v_steps = v.reshape(W, N, -1, m).permute(0, 3, 1, 2).unsqueeze(-1).contiguous().unbind(0)
-    scalars = [x.reshape(W, N, m).permute(0, 2, 1).contiguous().view(W, m, N, 1, 1).unbind(0) for x in (beta, eg)]
+    v_steps = (v * beta[..., None, :]).reshape(W, N, -1, m).permute(0, 3, 1, 2).unsqueeze(-1).contiguous().unbind(0)
+    gain = beta * eg if a.conventions.decay == "before" else beta
+    scalars = [x.reshape(W, N, m).permute(0, 2, 1).contiguous().view(W, m, N, 1, 1).unbind(0) for x in (gain, eg)]
     return [
         TokenStep(
             list(zip(*(p[i].unbind(0) for p in pairs), strict=True)),

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from fake_experiment import seen
+from fake_experiment import BUG, DONE_BEFORE, INTERRUPT, seen
 from omegaconf import OmegaConf
 
 from harness import cli, experiments, manual
@@ -23,18 +23,15 @@ BAD = {
     "~decode.tokens": "decode.tokens: cannot be removed",
     "hydra.foo=1": "hydra.foo: unknown key",
     "precision=fp23": "precision: no option 'fp23'; did you mean fp32? have bf16, exact",
-    "precision=": "precision: no option ''",
     "experiment=bnch": "experiment: no option 'bnch'; did you mean bench?",
     "decode=null": "decode=null: ",
     "decode.tokens=abc": "decode.tokens: 'abc' is not an integer",
     "decode.tokens=1e4": "decode.tokens: '10000.0' is not an integer",
     "decode.tokens=true": "decode.tokens: 'True' is not an integer",
     "decode.tokens=null": "decode.tokens: cannot be null",
-    "decode.tokens=": "decode.tokens: '' is not an integer",
     "decode.ragged=perhaps": "decode.ragged: 'perhaps' is not true or false",
     "decode.beta=much": "decode.beta: 'much' is not a number",
     "decode.beta=nan": "decode.beta: nan is not finite",
-    "decode.g=-inf": "decode.g: -inf is not finite",
     "decode.g=0.1": "decode.g: 0.1 is a positive log decay",
     "decode.g=${missing}": "decode.g: interpolation key 'missing' not found",
     "decode.window=5": "decode.window: 5 is above ring.max_window=4",
@@ -45,8 +42,6 @@ BAD = {
     "workers=0": "workers: 0 is below 1",
     "foo==": "foo==: not key=value",
     "decode.tokens": "decode.tokens: not key=value",
-    "x=[1": "x=[1: not key=value",
-    "a b=3": "a b=3: not key=value",
     "": "'': not key=value",
     "precision=fp32,bf16": "precision: several values need -m",
     "decode.seed=range(3)": "decode.seed: a sweep needs -m",
@@ -101,8 +96,8 @@ def test_a_precision_preset_carries_its_name_and_states_its_products(command, na
 
 
 def test_groups_and_keys_reach_the_experiment_typed(command):
-    status, out, err = command("precision=bf16", "decode.g=-1e-5", "model.rows=null", "precision.sites.gate=fp32")
-    assert (status, out, err) == (0, "", "")
+    status, _, err = command("precision=bf16", "decode.g=-1e-5", "model.rows=null", "precision.sites.gate=fp32")
+    assert (status, err) == (0, "")
     (config,) = seen
     assert config.decode.g == -1e-5 and isinstance(config.decode.g, float)
     assert config.model.rows is None
@@ -121,17 +116,19 @@ def test_a_run_leaves_no_folder_of_hydra(command, tmp_path):
 
 
 def test_a_finished_run_is_announced_as_such(command):
-    assert command("decode.tokens=15") == (0, "already done: results/runs/drift/0123\n", "")
+    status, out, _ = command(f"decode.tokens={DONE_BEFORE}")
+    assert status == 0 and out.splitlines()[-1] == "already done: results/runs/drift/0123456789abcdef"
 
 
 def test_a_bug_keeps_its_traceback(command):
     with pytest.raises(ZeroDivisionError, match="planted bug") as caught:
-        command("decode.tokens=13")
+        command(f"decode.tokens={BUG}")
     assert caught.traceback[-1].name == "run"
 
 
 def test_ctrl_c_is_one_line_and_130(command):
-    assert command("decode.tokens=14") == (130, "", "harness: interrupted\n")
+    status, _, err = command(f"decode.tokens={INTERRUPT}")
+    assert (status, err) == (130, "harness: interrupted\n")
 
 
 def test_arguments_of_the_process_are_restored(command, monkeypatch):

@@ -5,13 +5,13 @@ These four calls are all the runner knows of a design; a Triton or outside imple
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from dataclasses import replace
 
 from harness.arithmetic import EXACT, Arithmetic, Operand
 from harness.errors import ConfigError, RingError
@@ -24,19 +24,51 @@ from harness.window import Step
 
 
 class Verified(NamedTuple):
-    """What verify returns: outputs and writes of every lane, [slots, HV, V, m]; d may be None."""
+    """What verify returns: outputs and writes of the window's lanes, [slots, HV, V, m]; d may be None."""
 
     o: Tensor
     d: Tensor | None
+
+
+class Lazy:
+    """A token pass as a Verified: o and d hold every lane, or, once committed, the lanes up to the last accepted."""
+
+    def __init__(self, run: verify.TokenPass, shape: Shape, lanes: int):
+        self.run, self.shape, self.lanes = run, shape, lanes
+
+    def _lanes(self, name: str) -> Tensor:
+        if self.lanes:
+            self.run.advance(self.lanes)
+        x = getattr(self.run, name)
+        return x.view(-1, self.shape.HV, self.shape.V, x.shape[-1])
+
+    @property
+    def o(self) -> Tensor:
+        return self._lanes("o")
+
+    @property
+    def d(self) -> Tensor:
+        return self._lanes("d")
 
 
 class EmulatedState(State):
     """The shared state, and what is derived from its checkpoint until that changes."""
 
     operand: Operand | None = None  # the checkpoint as products read it
-    drafts: list[Tensor] | None = None  # states after each draft, between verify and commit
+    drafts: Lazy | None = None  # the token pass in progress, between verify and commit
     folded: tuple[int, tuple[int, ...], Tensor] | None = None  # (version, slots, result) of the last fold
     first_head: int = 0
+
+    def clone(self) -> EmulatedState:
+        """An independent copy between steps."""
+        new = EmulatedState(self.shape, self.spec, 0, (), self.device)
+        new.__dict__.update(self.__dict__)
+        new.checkpoint = self.checkpoint.clone()
+        new.records = {name: rows.clone() for name, rows in self.records.items()}
+        new.cursors = copy.deepcopy(self.cursors)
+        new.tokens, new.seed = list(self.tokens), list(self.seed)
+        new.operand = new.folded = None
+        return new
 
 
 class Emulated:
@@ -70,7 +102,7 @@ class Emulated:
         state.reset(slots, self.arithmetic.sites.checkpoint(initial, key))
         state.operand = state.folded = None
 
-    def verify(self, state: EmulatedState, step: Step) -> Verified:
+    def verify(self, state: EmulatedState, step: Step) -> Verified | Lazy:
         """Outputs of one window per slot of the step; writes its records, moves no cursor.
 
         A flagged slot folds its history first and then decodes on the folded state.
@@ -86,9 +118,9 @@ class Emulated:
                 history[slot] = 0
         result = (self._verify_tokens if self.spec.verify == "tokens" else self._verify_window)(state, step, history)
         if flush and self.spec.fold_current:
-            self._fold_current(state, flush, step, result.d)
+            self._fold_current(state, flush, step, result)
         if self.records:
-            self._write(state, step, history, result.d)
+            self._write(state, step, history, result)
         state.version += 1
         return result
 
@@ -103,10 +135,15 @@ class Emulated:
         for slot, n in zip(slots, accepted, strict=True):
             state.tokens[slot] += n
         state.version += 1
+        if state.drafts is not None:
+            # lane i needs no later lane, so rejected ones that nobody has read stay unevaluated
+            lanes = max(accepted)
+            drafts = [state.drafts.run.advance(n) for n in range(lanes + 1)]
+            state.drafts.lanes, state.drafts = 0, None
         # a token folded as it was decoded leaves no record behind
         cursors.absorb(current)
         if self.spec.fold == "snapshot":
-            self._take(state, slots, accepted)
+            self._take(state, slots, accepted, drafts)
             cursors.absorb(full)
         elif full:
             self._set(state, full, self._fold(state, full))
@@ -158,17 +195,15 @@ class Emulated:
         s = state.shape
         return Verified(o.view(-1, s.HV, s.V, o.shape[-1]), d.view(-1, s.HV, s.V, d.shape[-1]))
 
-    def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
+    def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Lazy:
         s, a = state.shape, self.arithmetic
         base = self._base(state, range(state.slots), history).reshape(-1, s.V, s.K)
         operands = step.windows.token_steps(a)[step.index]
         key = self._key(state, range(state.slots), state.tokens)
         of = EXACT if any(history) else a.sites.checkpoint
-        outputs, writes, states = verify.tokens(base, operands, a, of=of, key=key)
-        if self.spec.fold == "snapshot":
-            state.drafts = [base, *states]
-        o, d = (torch.cat(x, -1).view(-1, s.HV, s.V, len(x)) for x in (outputs, writes))
-        return Verified(o, d)
+        run = verify.TokenPass(base, operands, a, of=of, key=key)
+        state.drafts = Lazy(run, s, max(step.lengths))
+        return state.drafts
 
     def _base(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """The state a token pass starts from: the checkpoint, or the history folded onto it in registers."""
@@ -197,13 +232,13 @@ class Emulated:
         last = rows.last(g) if self.spec.gate_record == "cumulative" else None
         return fold.record_decays(g, last, self.arithmetic)
 
-    def _write(self, state: EmulatedState, step: Step, history: Sequence[int], d: Tensor | None) -> None:
+    def _write(self, state: EmulatedState, step: Step, history: Sequence[int], result: Verified | Lazy) -> None:
         lanes, a = Lanes(state, step.slots, step.lengths), self.arithmetic
         for name in self.records:
             if name in ("d", "d_lo"):
-                assert d is not None
-                value, r = d.transpose(-1, -2), a.sites.store_d
-                lanes.write(name, r(value) if r.parts == 1 else r.pair(value)[name == "d_lo"])
+                assert result.d is not None
+                value, r = result.d.transpose(-1, -2), a.sites.store_d
+                lanes.write(name, r(value, of=a.sites.d) if r.parts == 1 else r.pair(value)[name == "d_lo"])
             elif name == "g" and self.spec.gate_record == "cumulative":
                 lanes.write(name, self._cumulative(state, step, history))
             else:
@@ -247,7 +282,10 @@ class Emulated:
         d, k_hat = self._stored(rows, "d", whole=True), self._stored(rows, "k_hat", whole=True)
         return fold.product(C, d, k_hat, *self._decays(rows), a)
 
-    def _fold_current(self, state: EmulatedState, flush: Sequence[int], step: Step, d: Tensor | None) -> None:
+    def _fold_current(
+        self, state: EmulatedState, flush: Sequence[int], step: Step, result: Verified | Lazy
+    ) -> None:
+        d = result.d
         assert d is not None
         s, a = state.shape, self.arithmetic
         operands = step.windows.token_steps(a)[step.index]
@@ -260,10 +298,10 @@ class Emulated:
         end = [state.tokens[slot] + 1 for slot in flush]
         self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
 
-    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
-        drafts, shape, sites = state.drafts, state.checkpoint.shape, self.arithmetic.sites
-        assert drafts is not None
-        state.drafts = None
+    def _take(
+        self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], drafts: list[Tensor]
+    ) -> None:
+        shape, sites = state.checkpoint.shape, self.arithmetic.sites
         if len(slots) == state.slots and min(accepted) == max(accepted):
             value = drafts[accepted[0]].view(shape)
         else:

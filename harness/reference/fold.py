@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
-from harness.reference.verify import tokens
+from harness.reference.verify import TokenPass
 from harness.window import normalise, token_steps
 
 
@@ -70,4 +70,5 @@ def replay(
     if lengths is not None:
         heads = lengths[:, None].expand(-1, HV).reshape(-1, 1, 1)
         live = [heads > i for i in range(v.shape[2])]
-    return tokens(C.reshape(n * HV, V, K), step, a, of=a.sites.checkpoint, key=key, live=live)[2][-1].view(n, HV, V, K)
+    run = TokenPass(C.reshape(n * HV, V, K), step, a, of=a.sites.checkpoint, key=key, live=live)
+    return run.advance(v.shape[2]).view(n, HV, V, K)

@@ -36,7 +36,7 @@ def window(C: Operand, history: History | None, step: WindowStep, inverse: str, 
     hw = a.dots.state(C, step.kq).view(N, V, 2 * m)
     if history is not None:
         hw = with_history(hw, history, step.kq_score, a)
-    R = a.sites.rhs((step.v - step.eG * hw[..., :m]) * step.beta)
+    R = a.sites.rhs(torch.addcmul(step.v, step.eG, hw[..., :m], value=-1).mul_(step.beta))
     method = INVERSES[inverse]
     if method.solve is None:
         D = a.dots.solve(a.dots.solve.lhs(R, a.sites.rhs), step.X)
@@ -44,13 +44,13 @@ def window(C: Operand, history: History | None, step: WindowStep, inverse: str, 
         D = method.solve(R, step.X[0], a)
     D = a.sites.d(D)
     o = a.dots.output(a.dots.output.lhs(D, a.sites.d), step.F, step.eG * hw[..., m:])
-    return a.sites.output(o), D
+    return a.sites.output(o, of=a.dots.output.accumulate), D
 
 
 def with_history(hw: Tensor, history: History, kq: Operand, a: Arithmetic) -> Tensor:
     """S0 times k_hat, q_hat from the checkpoint's part hw [N, V, 2m]: e^{G_w} hw + (W d)(k_hat_hist . kq)."""
     N, V, w = history.d.shape
-    scores = a.sites.history_score(a.dots.history_score(history.k_hat, kq))
+    scores = a.sites.history_score(a.dots.history_score(history.k_hat, kq), of=a.dots.history_score.accumulate)
     Wd = a.sites.history_d(history.d * history.W)
     group = N // scores.shape[0]
     if group > 1:
@@ -59,16 +59,8 @@ def with_history(hw: Tensor, history: History, kq: Operand, a: Arithmetic) -> Te
     return dot(dot.lhs(Wd, a.sites.history_d), dot.rhs(scores, a.sites.history_score), history.total * hw)
 
 
-def tokens(
-    S: Tensor,
-    step: TokenStep,
-    a: Arithmetic,
-    *,
-    of: Rounding = EXACT,
-    key: Tensor | None = None,
-    live: list[Tensor] | None = None,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """One token after the other from S [N, V, K]. Returns lists over lanes: o, d [N, V, 1] and S [N, V, K].
+class TokenPass:
+    """One token after the other from S [N, V, K], evaluated as far as someone asks: lane i needs no later lane.
 
     of    what S was rounded to
     key   [N] int64, of the first token; stochastic rounding of S draws from key + lane
@@ -77,19 +69,47 @@ def tokens(
     The read of S_t serves o_t and the next token's S_t k_hat together, so decay is applied to the product; on the
     carrier that is the same as decaying first.
     """
-    dot, sites, before = a.dots.recurrent, a.sites, a.conventions.decay == "before"
-    N, V, K = S.shape
-    M = step.k[0].shape[0]
-    outputs, writes, states = [], [], []
-    read = dot(dot.lhs(S.view(M, -1, K), of), step.qk[0])
-    for i, (k, v, beta, eg) in enumerate(zip(step.k, step.v, step.beta, step.eg, strict=True)):
-        predicted = read.view(N, V, 2)[..., 1:]
-        d = sites.d((v - eg * predicted if before else v - predicted) * beta)
-        new = (S * eg).view(M, -1, K).baddbmm_(d.view(M, -1, 1), k).view(N, V, K)
-        new = sites.step(new, None if key is None else key + i)
-        S = new if live is None else torch.where(live[i], new, S)
-        read = dot(dot.lhs(S.view(M, -1, K), sites.step), step.qk[i + 1])
-        outputs.append(sites.output(read.view(N, V, 2)[..., :1]))
-        writes.append(d)
-        states.append(S)
-    return outputs, writes, states
+
+    def __init__(
+        self,
+        S: Tensor,
+        step: TokenStep,
+        a: Arithmetic,
+        *,
+        of: Rounding = EXACT,
+        key: Tensor | None = None,
+        live: list[Tensor] | None = None,
+    ):
+        self.step, self.a, self.key, self.live = step, a, key, live
+        self.states = [S]  # before the first lane, then after every lane so far
+        self.writes: list[Tensor] = []
+        self.N, self.V, self.K = S.shape
+        self.M = step.k[0].shape[0]
+        dot = a.dots.recurrent
+        self.reads = [dot(dot.lhs(S.view(self.M, -1, self.K), of), step.qk[0]).view(self.N, self.V, 2)]
+
+    def advance(self, lanes: int) -> Tensor:
+        """The state after `lanes` lanes, [N, V, K]."""
+        dot, sites, step = self.a.dots.recurrent, self.a.sites, self.step
+        for i in range(len(self.writes), lanes):
+            S = self.states[-1]
+            d = sites.d(torch.addcmul(step.v[i], step.gain[i], self.reads[-1][..., 1:], value=-1))
+            new = (S * step.eg[i]).view(self.M, -1, self.K).baddbmm_(d.view(self.M, -1, 1), step.k[i])
+            new = sites.step(new.view(S.shape), None if self.key is None else self.key + i)
+            new = new if self.live is None else torch.where(self.live[i], new, S)
+            read = dot(dot.lhs(new.view(self.M, -1, self.K), sites.step), step.qk[i + 1])
+            self.reads.append(read.view(self.N, self.V, 2))
+            self.writes.append(d)
+            self.states.append(new)
+        return self.states[lanes]
+
+    @property
+    def o(self) -> Tensor:
+        """Outputs of the lanes so far, [N, V, lanes]."""
+        a = self.a
+        return a.sites.output(torch.stack([r[..., 0] for r in self.reads[1:]], -1), of=a.dots.recurrent.accumulate)
+
+    @property
+    def d(self) -> Tensor:
+        """Writes of the lanes so far, [N, V, lanes]."""
+        return torch.cat(self.writes, -1)

@@ -1,0 +1,80 @@
+"""What the inputs do to (I+A)^-1, and what a design's inverse does to the state.
+
+Conditioning belongs to the inputs and is taken from the exact A. The residual and the window operator belong to a
+design: with an inexact T a window maps a state error E to E M, M = e^{G_m} I - K' X K with
+X = diag(beta e^G) T' diag(e^{G_m-G}); for T = (I+A)^-1 that is the product of the tokens' own maps, norm <= e^{G_m}.
+M differs from e^{G_m} I only on the span of the keys, so m x m problems decide: with Gram matrix P = K K',
+||M||^2 is the larger of e^{2G_m} and e^{2G_m} + lambda_max(P^{1/2} Z P^{1/2}), Z = X'PX - e^{G_m}(X + X'), and the
+spectral radius is the larger of e^{G_m} and that of e^{G_m} I - X P.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.arithmetic import Arithmetic
+from harness.reference.inverse import INVERSES
+from harness.window import Windows
+
+EXACT = Arithmetic()
+
+
+def conditioning(windows: Windows, a: Arithmetic = EXACT) -> np.ndarray:
+    """[W, B, HV, 5]: cond_2, cond_inf, Skeel || |T||I+A| ||_inf, max_p max (|A|^p)_ij, gate span max G - min G."""
+    A, m = windows.scores(a)[0], windows.m
+    T = windows.formed(a, "substitution")
+    eye = torch.eye(m, dtype=A.dtype, device=A.device)
+    L = A + eye
+    sigma = torch.linalg.svdvals(L)
+    rows = L.abs().sum(-1).amax(-1) * T.abs().sum(-1).amax(-1)
+    skeel = (T.abs() @ L.abs()).sum(-1).amax(-1)
+    power, largest = A.abs(), A.abs().amax((-1, -2))
+    for _ in range(m - 2):
+        power = power @ A.abs()
+        largest = torch.maximum(largest, power.amax((-1, -2)))
+    G = windows.gates(a)[0].cumsum(-1)
+    G = torch.cat((torch.zeros_like(G[..., :1]), G), -1)
+    # a padded lane repeats the G before it and cannot widen the span
+    span = G.amax(-1) - G.amin(-1)
+    return torch.stack((sigma[..., 0] / sigma[..., -1], rows, skeel, largest, span), -1).cpu().numpy()
+
+
+def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
+    """max |strictly lower part of (I+A)T - I| [W, B, HV], with the design's own A and T, evaluated in fp64."""
+    A, T = windows.scores(a)[0], windows.formed(a, inverse)
+    return (A @ T + T).tril(-1).abs().amax((-1, -2))
+
+
+def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tensor, Tensor]:
+    """Norm and spectral radius of the window operator, [W, B, HV] each. NaN where T is not finite."""
+    k, beta = windows.keys(a)[0], windows.gates(a)[1]
+    T, (_, eG, E) = windows.formed(a, inverse), windows.decays(a)
+    shape, group, m = beta.shape[:3], windows.shape.group, windows.m
+    P = windows.memo(("gram", a.sites.key, a.conventions), lambda: k @ k.transpose(-1, -2))
+    P = P.repeat_interleave(group, 2) if group > 1 else P
+    X = (beta * eG)[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
+    last = eG[..., -1]
+    Z = X.transpose(-1, -2) @ P @ X - last[..., None, None] * (X + X.transpose(-1, -2))
+    finite = torch.isfinite(X).all(-1).all(-1)
+    Z, XP = (torch.where(finite[..., None, None], x, 0.0) for x in (Z, X @ P))
+    # rounding can push a Gram matrix of repeated keys below zero by its own size; 1e-13 is above that
+    root = torch.linalg.cholesky_ex(P + 1e-13 * torch.eye(m, dtype=P.dtype, device=P.device))[0]
+    excess = torch.linalg.eigvalsh(root.transpose(-1, -2) @ Z @ root)[..., -1]
+    wide = windows.shape.K > m
+    outside = last if wide else torch.zeros_like(last)
+    norm = torch.maximum((last.square() + excess).clamp_min(0).sqrt(), outside)
+    radius = outside.clone()
+    # below e^{G_m} the norm already settles the radius
+    open_ = finite & ((norm > last * (1 + 1e-12)) | ~torch.tensor(wide, device=P.device))
+    if open_.any():
+        eye = torch.eye(m, dtype=P.dtype, device=P.device)
+        inner = torch.linalg.eigvals(last[open_][:, None, None] * eye - XP[open_]).abs().amax(-1)
+        radius[open_] = torch.maximum(radius[open_], inner)
+    return (x.masked_fill(~finite, torch.nan) for x in (norm, radius))  # type: ignore[return-value]
+
+
+def has_operator(verify: str, fold: str, inverse: str) -> bool:
+    """Whether a design's checkpoint passes through an inverse that can be looked at."""
+    return verify == "window" and fold == "product" and INVERSES[inverse].explicit
