@@ -1,7 +1,7 @@
 """The Hydra application: Hydra composes, `Job` checks the configuration and runs its experiment.
 
-Hydra writes no folders or logs of its own and prints no errors of its own: a single run leaves a run directory, a
-sweep also a folder of records (harness.sweep).
+Hydra writes no folders or logs of its own and prints no errors of its own: a single run leaves a run
+directory, a sweep also a folder of records (harness.sweep).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _register()
 
 
 def execute(cfg: DictConfig) -> dict[str, Any]:
-    """Check a composed configuration and run its experiment: {"state": finished|skipped, "directory": ...}."""
+    """Check a composed configuration, run its experiment: {"state": finished|skipped, "directory": ...}."""
     try:
         check_keys(cfg, Config())
         config = OmegaConf.to_object(cfg)
@@ -79,7 +79,8 @@ class Job:
         """Run one job; a job of a sweep leaves its record instead of an outcome."""
         settings = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            with sweep.recorded(Path(settings.sweep.dir), settings.job.num, list(settings.overrides.task)) as record:
+            folder, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
+            with sweep.recorded(folder, settings.job.num, overrides) as record:
                 record.update(execute(cfg))
             return record
         try:
@@ -128,7 +129,7 @@ def run_single(overrides: list[str]) -> int:
 
 
 def plan(overrides: list[str]) -> tuple[Path, list[list[str]] | None]:
-    """(results_dir, overrides of every job in the order of Hydra's own sweeper); no list for another sweeper."""
+    """(results_dir, overrides of every job in the order of Hydra's sweeper; None for another sweeper)."""
     with _refusing(overrides), hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(overrides)
@@ -167,4 +168,9 @@ def run_sweep(overrides: list[str]) -> int:
             _hydra(Job(), overrides, ("--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"records in {folder}") from None
+        except Exception as error:
+            # a launcher gives up when one of its workers is killed; the table says which job that was
+            if not sweep.started(folder):
+                raise
+            print(f"harness: the launcher stopped: {sweep.headline(error)}", file=sys.stderr)
     return sweep.report(folder)

@@ -59,6 +59,12 @@ class Rounding:
         hi = round_to(x, FORMATS[self.format], self.mode, key)
         return hi if self.parts == 1 else hi + round_to(x - hi, FORMATS[self.format], self.mode, key)
 
+    def into(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """x rounded in place, for large states that nobody else holds."""
+        if self == _F32:
+            return x.copy_(x.to(torch.float32))
+        return self(x, key)
+
     def pair(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(hi, lo): what a store of two parts writes."""
         hi = replace(self, parts=1)(x, key)

@@ -1,8 +1,8 @@
 """The command line of runs: `harness [-m] [key=value ...]`.
 
-Reads the options, answers --help without importing anything heavy, hands the rest to the Hydra application of
-harness.app, and turns whatever comes back into an exit status: 0 done, 1 a job of a sweep failed, 2 bad input,
-130 interrupted. A bug keeps its traceback.
+Reads the options, answers --help without importing anything heavy, hands the rest to the Hydra application
+of harness.app, and turns whatever comes back into an exit status: 0 done, 1 a job of a sweep failed, 2 bad
+input, 130 interrupted. A bug keeps its traceback.
 """
 
 from __future__ import annotations

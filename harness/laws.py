@@ -1,9 +1,9 @@
 """Drift is a law, not a number: none, saturating, √t, linear, another power, exponential, or falling.
 
 The law is the shape (harness.shapes) that explains the log errors best. It has to earn its one parameter:
-its BIC, counted in independent points, must be below that of a constant, and it must change the error by a
-factor SMALLEST over the run. Exact zeros have no logarithm: they are left out and counted. A value that is
-not finite makes the series diverged, whatever the rest does.
+its BIC, counted in independent points, must be STRONG below that of a constant, and it must change the
+error by a factor SMALLEST over the run. Exact zeros have no logarithm: they are left out and counted. A
+value that is not finite makes the series diverged, whatever the rest does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FEWEST = 8  # nonzero points that can carry a law
 SMALLEST = 1.2  # factor over the run below which a trend is called none
+STRONG = 6  # BIC a trend has to gain over none: strong evidence in the scale of Kass and Raftery (1995)
 ROUNDING = 1e-7  # float32 rows cannot tell smaller deviations of log error apart
 NAMED = {"sqrt": (0.5, 0.1), "linear": (1.0, 0.15)}  # name of a power: exponent, largest distance from it
 RESAMPLES = 40
@@ -81,29 +82,32 @@ def fit(tokens: np.ndarray, error: np.ndarray) -> Law:
     elif some.sum() < FEWEST or np.ptp(tokens[some]) == 0:
         law = Law("undecided", level, reason=f"{some.sum()} nonzero points are too few")
     else:
-        t, e = decimate(tokens[some], error[some])
-        law = _choose(t, np.log(e))
+        order = np.argsort(tokens[some], kind="stable")
+        law = _choose(tokens[some][order], np.log(error[some][order]))
         if zeros:
             law = replace(law, reason=f"{law.reason}; {zeros} of {len(error)} values, exactly zero, left out")
     return replace(law, points=len(error), zeros=zeros, nonfinite=bad)
 
 
-def _choose(t: np.ndarray, y: np.ndarray) -> Law:
+def _choose(tokens: np.ndarray, log_error: np.ndarray) -> Law:
+    t, e = decimate(tokens, np.exp(log_error))
+    y = np.log(e)
     spread = max(float(np.abs(y - np.median(y)).mean()), ROUNDING)
     fits = {name: shape.search(t, y) for name, shape in SHAPES.items()}
     deviations = {name: max(SHAPES[name].deviation(z, t, y), ROUNDING) for name, z in fits.items()}
     name = min(deviations, key=lambda k: deviations[k])
     law = _law(name, fits[name], t, y)
     log = SHAPES[name].log(fits[name], t)
-    rest = y - log
-    n = independent_points(rest - np.median(rest))
+    # cells hide correlation late, and the whole series has few early points: believe the smaller count
+    rests = (y - log, log_error - SHAPES[name].log(fits[name], tokens))
+    n = min(independent_points(rest - np.median(rest)) for rest in rests)
     gain = 2 * n * np.log(spread / deviations[name]) - np.log(n)
     factor = float(np.exp(min(np.abs(log[-1] - log[0]), 700.0)))
     flat = Law("none", float(np.exp(np.median(y))))
     if factor < SMALLEST:
         return replace(flat, reason=f"the best trend ({law.kind}) changes it by a factor {factor:.2f} only")
-    if gain <= 0:
-        return replace(flat, reason=f"BIC {-gain:.1f} below the best trend ({law.kind})")
+    if gain < STRONG:
+        return replace(flat, reason=f"the best trend ({law.kind}) gains {gain:.1f} in BIC, not {STRONG}")
     rivals = {"none": float(gain)}
     for other, deviation in deviations.items():
         kind = _law(other, fits[other], t, y).kind

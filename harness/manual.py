@@ -1,7 +1,7 @@
 """The manual page that --help prints, made from the config folder and the dataclasses, 80 columns wide.
 
-A key's meaning is the comment behind it in harness/config.py; MEANINGS holds those that a symbol alone would not
-explain. Imports neither Hydra nor torch.
+A key's meaning is the comment behind it in harness/config.py; MEANINGS holds those that a symbol alone would
+not explain. Imports neither Hydra nor torch.
 """
 
 from __future__ import annotations
@@ -141,10 +141,9 @@ def _shown(value: Any) -> str:
 
 
 def _wrap(text: str, indent: int, hang: int = 0) -> str:
-    first, rest = " " * indent, " " * (indent + hang)
-    return textwrap.fill(
-        text, WIDTH - 1, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
-    )
+    wrapper = textwrap.TextWrapper(WIDTH - 1, break_on_hyphens=False, break_long_words=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * indent, " " * (indent + hang)
+    return wrapper.fill(text)
 
 
 def _defaults() -> dict[str, str]:
@@ -180,5 +179,3 @@ def page() -> str:
     title = f"HARNESS {__version__}"
     parts = [title, HEAD.strip(), _groups().strip(), _variants().strip(), _keys().strip(), TAIL.strip()]
     return "\n\n".join(parts)
-
-

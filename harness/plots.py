@@ -186,7 +186,9 @@ def _scales(
 
 def _legend(figure: Figure, names: Sequence[str]) -> float:
     """Draws the legend and returns the height left under it, as a share of the figure."""
-    columns = min(6, max(1, 130 // (max((len(name) for name in names), default=0) + 8)))
+    fitting = min(6, max(1, 140 // (max((len(name) for name in names), default=0) + 8)))
+    lines = max(-(-len(names) // fitting), 1)
+    columns = max(-(-len(names) // lines), 1)
     handles = []
     for name in names:
         colour, dashes = style(name)
@@ -201,4 +203,4 @@ def _legend(figure: Figure, names: Sequence[str]) -> float:
         handlelength=2.4,
         columnspacing=1.4,
     )
-    return 0.905 - 0.026 * max(-(-len(names) // columns), 1)
+    return 0.905 - 0.026 * lines

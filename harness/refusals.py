@@ -1,7 +1,7 @@
 """Bad input becomes a ConfigError that reads `<key>: <what is wrong>`, on one line.
 
-Hydra and OmegaConf report one and the same mistake in several shapes, over several lines, with advice that does not
-hold here (`+key` adds nothing to a closed schema).
+Hydra and OmegaConf report one and the same mistake in several shapes, over several lines, with advice that
+does not hold here (`+key` adds nothing to a closed schema).
 """
 
 from __future__ import annotations

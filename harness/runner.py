@@ -52,7 +52,7 @@ class Arm:
 class Runner:
     """Runs `config` for the key heads in `heads` (a slice of the layer's)."""
 
-    def __init__(self, config: Config, heads: slice = slice(None), device: str = "cpu"):
+    def __init__(self, config: Config, heads: slice = slice(None), device: str = "cpu", steps: int | None = None):
         self.config, self.device = config, device
         model, decode = config.model, config.decode
         whole = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
@@ -65,8 +65,7 @@ class Runner:
         self.initial = self.stream.initial_state()
         self.designs = designs(config)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}
-        step = decode.slots * decode.window * count * whole.K * 16
-        self.block_steps = int(np.clip(BLOCK_BYTES // step, 1, 256))
+        self.block_steps = steps or block_steps(config, count)
 
     def _reference(self, design: Emulated) -> Conventions:
         return design.arithmetic.conventions if self.config.reference == "own" else Conventions()
@@ -280,6 +279,12 @@ def keep_tokens(arm: Arm, outputs: list[Any], block: Block) -> None:
             at = torch.from_numpy(np.repeat(begin, counts) + within).to(lanes.device)
             new, old = lanes[b].index_select(-1, at), arm.tokens[name][b]
             arm.tokens[name][b] = new if old is None or not old.shape[-1] else torch.cat((old, new), -1)
+
+
+def block_steps(config: Config, heads: int) -> int:
+    """Steps decoded between two rounds of bookkeeping, for a share of so many key heads."""
+    step = config.decode.slots * config.decode.window * heads * config.model.key_dim * 16
+    return int(np.clip(BLOCK_BYTES // step, 1, 256))
 
 
 def _ends(block: Block) -> list[list[int]]:

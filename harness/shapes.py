@@ -106,5 +106,5 @@ def independent_points(rest: np.ndarray) -> float:
         return float(len(rest))
     rest = np.clip(rest, -4 * spread, 4 * spread)
     r = float((rest[1:] * rest[:-1]).sum() / (rest * rest).sum())
-    r = min(max(r, 0.0), 0.98)
+    r = min(max(r, 0.0), 0.999)
     return max(len(rest) * (1 - r) / (1 + r), 4.0)

@@ -1,9 +1,10 @@
 """What a sweep leaves behind: one record per job, written by the job itself, and the table made from them.
 
-<results_dir>/sweeps/<name>/ holds sweep.json (the command and the overrides of every job, written before the first
-one starts), NNNNN.json and NNNNN.log per job (state and failure text; what it printed), and Hydra's multirun.yaml.
-A record says `running` from the start of its job, so a killed job is told from one that never began; both count as
-failed. Records are files, so jobs may run in other processes or on other machines that share the folder.
+<results_dir>/sweeps/<name>/ holds sweep.json (the command and the overrides of every job, written before the
+first one starts), NNNNN.json and NNNNN.log per job (state and failure text; what it printed), and Hydra's
+multirun.yaml. A record says `running` from the start of its job, so a killed job is told from one that never
+began; both count as failed. Records are files, so jobs may run in other processes, or on other machines that
+share the folder.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def opened(results_dir: Path, command: list[str], jobs: list[list[str]] | None) 
     try:
         yield folder
     except BaseException:
-        if not any(folder.glob("[0-9]*.json")):
+        if not started(folder):
             for path in folder.iterdir():
                 path.unlink()
             with suppress(OSError):
@@ -58,14 +59,20 @@ def opened(results_dir: Path, command: list[str], jobs: list[list[str]] | None) 
         raise
 
 
-def _headline(error: BaseException) -> str:
+def started(folder: Path) -> bool:
+    """Whether any job of the sweep began."""
+    return any(folder.glob("[0-9]*.json"))
+
+
+def headline(error: BaseException) -> str:
+    """The first paragraph of an error, on one line; with its type unless it was written for a person."""
     text = " ".join(str(error).split("\n\n")[0].split())
     return text if isinstance(error, HarnessError) else f"{type(error).__name__}: {text}"
 
 
 @contextmanager
 def recorded(folder: Path, number: int, overrides: list[str]) -> Iterator[dict[str, Any]]:
-    """Keep the record of one job; the body updates it with its outcome. Failures end here, Ctrl-C does not."""
+    """Keep one job's record; the body updates it with its outcome. Failures end here, Ctrl-C does not."""
     path = folder / f"{number:05d}.json"
     start = time.perf_counter()
     record: dict[str, Any] = {"job": number, "overrides": overrides, "state": "running", "directory": None}
@@ -77,7 +84,7 @@ def recorded(folder: Path, number: int, overrides: list[str]) -> Iterator[dict[s
         if record["state"] not in DONE:
             raise TypeError(f"the experiment returned the state {record['state']!r}")
     except (Exception, SystemExit) as error:
-        record.update(state="failed", error=_headline(error), traceback=traceback.format_exc())
+        record.update(state="failed", error=headline(error), traceback=traceback.format_exc())
     except BaseException:
         record.update(state="failed", error="interrupted")
         raise
@@ -97,10 +104,12 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """One row per expected job: overrides, state, directory, error. A missing record is a failed job."""
     planned = _planned(folder)
     found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
-    count = len(planned) if planned is not None else max(found, default=-1) + 1
+    last = max(found, default=-1) + 1
+    count = last if planned is None else len(planned)
     result = []
-    for number in range(max(count, max(found, default=-1) + 1)):
-        row = {"overrides": planned[number] if planned and number < len(planned) else []} | found.get(number, {})
+    for number in range(max(count, last)):
+        asked = planned[number] if planned and number < count else []
+        row: dict[str, Any] = {"overrides": asked} | found.get(number, {})
         if number not in found:
             row |= {"state": "failed", "error": "left no record"}
         elif row["state"] == "running":
@@ -130,7 +139,8 @@ def report(folder: Path) -> int:
     table.add_column(f"directory under {root}, or error", overflow="fold", ratio=4)
     for number, row in enumerate(jobs):
         own = " ".join(o for o in row["overrides"] if o not in shared)
-        table.add_row(str(number), own, DONE.get(row["state"], "failed"), row.get("error") or _under(row, root))
+        what = row.get("error") or _under(row, root)
+        table.add_row(str(number), own, DONE.get(row["state"], "failed"), what)
     console = Console(width=80, markup=False, highlight=False)
     console.print(table)
     console.print(f"records: {folder}", soft_wrap=True)

@@ -59,6 +59,10 @@ class WatchedRounding(Rounding):
         return y
 
 
+    def into(self, x: Tensor, key: Tensor | None = None) -> Tensor:
+        return self(x, key)
+
+
 @dataclass(frozen=True)
 class WatchedDot(Dot):
     name: str = ""

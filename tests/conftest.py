@@ -20,7 +20,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys) -> Callable[..., tuple[int, str, str]]:
-    """command(*argv) -> (exit status, stdout, stderr), in an empty directory, with a fake experiment as `drift`."""
+    """command(*argv) -> (exit status, stdout, stderr): in an empty directory, with a fake experiment `drift`."""
     import fake_experiment
 
     from harness import cli, experiments

@@ -1,4 +1,4 @@
-"""One file per question. The name of an experiment, as in configs/experiment, and the function that runs it."""
+"""One file per question: the names of configs/experiment, and the functions that run them."""
 
 EXPERIMENTS = {
     "drift": "harness.experiments.drift:run",

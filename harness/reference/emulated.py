@@ -36,9 +36,14 @@ class Lazy:
     def __init__(self, run: verify.TokenPass, shape: Shape, lanes: int):
         self.run, self.shape, self.lanes = run, shape, lanes
 
+    def close(self) -> verify.TokenPass:
+        """End the step: from now on o and d hold what has been evaluated."""
+        self.lanes = 0
+        return self.run
+
     def _lanes(self, name: str) -> Tensor:
         if self.lanes:
-            self.run.advance(self.lanes)
+            self.run.advance(self.lanes, keep=True)
         x = getattr(self.run, name)
         return x.view(-1, self.shape.HV, self.shape.V, x.shape[-1])
 
@@ -137,13 +142,14 @@ class Emulated:
         state.version += 1
         if state.drafts is not None:
             # lane i needs no later lane, so rejected ones that nobody has read stay unevaluated
-            lanes = max(accepted)
-            drafts = [state.drafts.run.advance(n) for n in range(lanes + 1)]
-            state.drafts.lanes, state.drafts = 0, None
+            run, state.drafts = state.drafts.close(), None
+            if self.spec.fold == "snapshot":
+                self._take(state, slots, accepted, run)
+            run.advance(max(accepted))
+            run.close()
         # a token folded as it was decoded leaves no record behind
         cursors.absorb(current)
         if self.spec.fold == "snapshot":
-            self._take(state, slots, accepted, drafts)
             cursors.absorb(full)
         elif full:
             self._set(state, full, self._fold(state, full))
@@ -299,18 +305,22 @@ class Emulated:
         self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
 
     def _take(
-        self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], drafts: list[Tensor]
+        self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: verify.TokenPass
     ) -> None:
         shape, sites = state.checkpoint.shape, self.arithmetic.sites
-        if len(slots) == state.slots and min(accepted) == max(accepted):
-            value = drafts[accepted[0]].view(shape)
+        counts = sorted(set(accepted))
+        if len(slots) == state.slots and len(counts) == 1:
+            value = run.advance(counts[0]).view(shape)
         else:
-            value = torch.stack([drafts[n].view(shape)[s] for s, n in zip(slots, accepted, strict=True)])
+            value = torch.empty((len(slots), *shape[1:]), dtype=state.checkpoint.dtype, device=state.device)
+            for n in counts:
+                of_n = [i for i, count in enumerate(accepted) if count == n]
+                value[of_n] = run.advance(n).view(shape)[[slots[i] for i in of_n]]
         key = self._key(state, slots, [state.tokens[slot] for slot in slots], 1)
-        if not sites.snapshot.keeps(sites.step):
-            value = sites.snapshot(value, key)
-        if not sites.checkpoint.keeps(sites.step if sites.snapshot.keeps(sites.step) else sites.snapshot):
-            value = sites.checkpoint(value, key)
+        of = sites.step
+        for site in (sites.snapshot, sites.checkpoint):
+            if not site.keeps(of):
+                value, of = site(value, key), site
         self._set(state, slots, value)
 
     def _operand(self, state: EmulatedState) -> Operand:

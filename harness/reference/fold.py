@@ -23,14 +23,16 @@ def record_decays(g: Tensor, last: Tensor | None, a: Arithmetic) -> tuple[Tensor
     last [.., 1] where the record is cumulative, G_j since the last fold: it is G_w.
     """
     r = a.sites.decay
-    if last is not None:
-        return r(r(last - g).exp()), r(last.exp())
-    if r.exact:
+    if last is None and r.exact:
         # suffix sums, so that a reset inside the history never meets another one in a difference
         after = g.flip(-1).cumsum(-1).flip(-1)
-        return torch.cat((after[..., 1:], torch.zeros_like(g[..., :1])), -1).exp(), after[..., :1].exp()
-    G = r(g.cumsum(-1))
-    return r(r(G[..., -1:] - G).exp()), r(G[..., -1:].exp())
+        spans = torch.cat((after[..., 1:], torch.zeros_like(g[..., :1]), after[..., :1]), -1)
+    else:
+        G = r(g.cumsum(-1)) if last is None else g
+        last = G[..., -1:] if last is None else last
+        spans = torch.cat((r(last - G), last), -1)
+    decays = r(spans.exp())
+    return decays[..., :-1], decays[..., -1:]
 
 
 def product(C: Tensor, d: Tensor, k_hat: Tensor, W: Tensor, total: Tensor, a: Arithmetic) -> Tensor:

@@ -81,27 +81,43 @@ class TokenPass:
         live: list[Tensor] | None = None,
     ):
         self.step, self.a, self.key, self.live = step, a, key, live
-        self.states = [S]  # before the first lane, then after every lane so far
+        self.S, self.base = S, S
+        self.kept: dict[int, Tensor] = {}
         self.writes: list[Tensor] = []
         self.N, self.V, self.K = S.shape
         self.M = step.k[0].shape[0]
         dot = a.dots.recurrent
         self.reads = [dot(dot.lhs(S.view(self.M, -1, self.K), of), step.qk[0]).view(self.N, self.V, 2)]
 
-    def advance(self, lanes: int) -> Tensor:
-        """The state after `lanes` lanes, [N, V, K]."""
+    def advance(self, lanes: int, keep: bool = False) -> Tensor:
+        """The state after `lanes` lanes, [N, V, K]; keep=True also keeps every state on the way there.
+
+        Without keep the state is advanced in place, so one returned earlier is gone.
+        """
         dot, sites, step = self.a.dots.recurrent, self.a.sites, self.step
         for i in range(len(self.writes), lanes):
-            S = self.states[-1]
+            S = self.S
             d = sites.d(torch.addcmul(step.v[i], step.gain[i], self.reads[-1][..., 1:], value=-1))
-            new = (S * step.eg[i]).view(self.M, -1, self.K).baddbmm_(d.view(self.M, -1, 1), step.k[i])
-            new = sites.step(new.view(S.shape), None if self.key is None else self.key + i)
-            new = new if self.live is None else torch.where(self.live[i], new, S)
-            read = dot(dot.lhs(new.view(self.M, -1, self.K), sites.step), step.qk[i + 1])
+            if S is self.base or keep or self.live is not None:
+                new = S * step.eg[i]
+            else:
+                new = S.mul_(step.eg[i])
+            new.view(self.M, -1, self.K).baddbmm_(d.view(self.M, -1, 1), step.k[i])
+            new = sites.step.into(new, None if self.key is None else self.key + i)
+            self.S = new if self.live is None else torch.where(self.live[i], new, S)
+            read = dot(dot.lhs(self.S.view(self.M, -1, self.K), sites.step), step.qk[i + 1])
             self.reads.append(read.view(self.N, self.V, 2))
             self.writes.append(d)
-            self.states.append(new)
-        return self.states[lanes]
+            if keep:
+                self.kept[i + 1] = self.S
+        if lanes == 0:
+            return self.base
+        return self.S if lanes == len(self.writes) else self.kept[lanes]
+
+    def close(self) -> None:
+        """Let the states go; outputs and writes of the lanes so far remain."""
+        self.S = self.base = torch.empty(0)
+        self.kept = {}
 
     @property
     def o(self) -> Tensor:
