@@ -36,7 +36,7 @@ def unit(bits: Tensor) -> Tensor:
 
 
 def accepted(
-    config: AcceptanceConfig, seed: int, slot: Ints, t: Ints, lengths: Ints, step: Ints | int = 0
+    config: AcceptanceConfig, seed: int, slot: Ints | int, t: Ints, lengths: Ints, step: Ints | int = 0
 ) -> Ints:
     """Tokens committed, 1 <= n <= m, of a window of m = `lengths` tokens that begins at committed count `t`.
 
@@ -76,7 +76,7 @@ def accepted(
     raise ConfigError(f"acceptance.kind: {config.kind!r} is not one of uniform, all, none, geometric, fixed")
 
 
-def lengths(config: DecodeConfig, slot: Ints, t: Ints) -> Ints:
+def lengths(config: DecodeConfig, slot: Ints | int, t: Ints) -> Ints:
     """Window lengths m of slots at committed counts t: config.window, or ragged 1..config.window.
 
     slot, t  int64, shapes that broadcast. The end of the decode is the caller's to respect.

@@ -59,9 +59,19 @@ class Rounding:
         hi = round_to(x, FORMATS[self.format], self.mode, key)
         return hi if self.parts == 1 else hi + round_to(x - hi, FORMATS[self.format], self.mode, key)
 
+    @property
+    def native(self) -> bool:
+        """Whether fp32 operations of the host round this way."""
+        return self.format == "fp32" and self.mode == "nearest" and self.parts == 1
+
+    @property
+    def high(self) -> Rounding:
+        """The rounding of the high part alone."""
+        return self if self.parts == 1 else replace(self, parts=1)
+
     def into(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         """x rounded in place, for large states that nobody else holds."""
-        if self == _F32:
+        if self.native:
             return x.copy_(x.to(torch.float32))
         return self(x, key)
 
@@ -168,11 +178,11 @@ class Dot:
         total = torch.bmm(x[0], y[0]) if init is None or blocked else torch.baddbmm(init, x[0], y[0])
         if self.x3 and len(x) == 2 and len(y) == 2:
             total = total.baddbmm_(x[1], y[1], alpha=-1)
-        return self._chain(total, -(-x[0].shape[-1] // self.block), init) if blocked else acc(total)
+        return self.chain(total, -(-x[0].shape[-1] // self.block), init) if blocked else acc(total)
 
-    def _chain(self, sums: Tensor, blocks: int, total: Tensor | None) -> Tensor:
+    def chain(self, sums: Tensor, blocks: int, total: Tensor | None) -> Tensor:
         """Add the sums of the blocks, [N, R, blocks*C], one after the other, rounding each time."""
-        if self.accumulate == _F32:
+        if self.accumulate.native:
             # adding fp32 numbers in fp32 is that rounding
             parts = sums.to(torch.float32).chunk(blocks, -1)
             low = parts[0] if total is None else total.to(torch.float32) + parts[0]

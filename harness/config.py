@@ -94,7 +94,7 @@ class Config:
             "exact_fold",
         ]
     )
-    reference: str = "fp64"  # fp64: one oracle, the conventions of the model; own: an oracle per convention in use
+    reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core
     results_dir: str = "results/runs"

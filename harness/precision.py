@@ -100,7 +100,9 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
         y = y.round_().mul_(quantum)
     elif mode == "zero":
         y = y.trunc_().mul_(quantum).clamp_(-fmt.max, fmt.max)
-        return y if fmt.overflow == "saturate" else torch.where(x.isinf(), x if fmt.overflow == "inf" else math.nan, y)
+        if fmt.overflow == "saturate":
+            return y
+        return torch.where(x.isinf(), x if fmt.overflow == "inf" else math.nan, y)
     elif mode == "stochastic":
         if key is None:
             raise ConfigError("precision: stochastic rounding needs a key")
@@ -123,7 +125,8 @@ def narrow(x: Tensor, fmt: Format, mode: str) -> Tensor:
         return x.to(torch.bfloat16).to(torch.float64)
     if fmt.name == "tf32" and mode == "zero":
         # the format is a prefix of fp32, so dropping bits truncates subnormals too
-        return x.to(torch.float32).view(torch.int32).bitwise_and(-0x2000).view(torch.float32).to(torch.float64)
+        bits = x.to(torch.float32).view(torch.int32).bitwise_and(-0x2000)
+        return bits.view(torch.float32).to(torch.float64)
     return round_to(x, fmt, mode)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,14 @@ class Cursors:
         self.cache_base[target] = self.cache_base[source]
         self.is_flush[target] = self.is_flush[source]
 
+    def part(self, slots: slice) -> Cursors:
+        """An independent copy of some slots."""
+        new = Cursors(self.spec, 0)
+        for name in ("write_pos", "cache_base", "is_flush", "window", "flushed"):
+            setattr(new, name, getattr(self, name)[slots])
+        new.slots = len(new.write_pos)
+        return new
+
     def force_flush(self, slots: Sequence[int]) -> None:
         """Raise the flag: the slots fold at their next verify, whatever their history length."""
         self.idle(slots, "force_flush")
@@ -206,6 +215,14 @@ class State:
         self.version += 1
 
 
+def run_of(slots: Sequence[int]) -> slice | None:
+    """Consecutive slots as a slice, so that they are read in place; None where they are not consecutive."""
+    if not slots:
+        return None
+    first, end = slots[0], slots[-1] + 1
+    return slice(first, end) if end - first == len(slots) and all(b - a == 1 for a, b in pairwise(slots)) else None
+
+
 class Rows:
     """The first lengths[i] history rows of slots[i], in logical order; what lies behind reads as zero."""
 
@@ -215,8 +232,8 @@ class Rows:
         self.uneven = min(lengths, default=0) < self.count
         L = state.spec.length
         base = [state.cursors.cache_base[slot] for slot in slots]
-        self.whole = len(slots) == state.slots
-        alike = self.whole and not self.uneven and base.count(base[0]) == len(base)
+        self.run = run_of(slots)
+        alike = self.run is not None and not self.uneven and base.count(base[0]) == len(base)
         self.span = slice(base[0], base[0] + self.count) if alike and base[0] + self.count <= L else None
         if self.span is None:
             index = (np.array(base)[:, None] + np.arange(self.count)) & (L - 1)
@@ -228,9 +245,8 @@ class Rows:
         """[n, heads, count, width] of one field."""
         rows = self.state.records[name]
         if self.span is not None:
-            return rows[:, :, self.span]
-        if not self.whole:
-            rows = rows[list(self.slots)]
+            return rows[self.run, :, self.span]
+        rows = rows[list(self.slots)] if self.run is None else rows[self.run]
         tail = rows.shape[3:]
         ones = (1,) * len(tail)
         index = self.index.view(len(self.slots), 1, self.count, *ones)
@@ -249,14 +265,14 @@ class Rows:
 
 
 class Lanes:
-    """Where the window's records go: behind the history of each slot of the step; padded lanes go nowhere."""
+    """Where a step's records go: behind the history of each of its slots; padded lanes go nowhere."""
 
     def __init__(self, state: State, slots: Sequence[int], lengths: Sequence[int]):
         cursors, L = state.cursors, state.spec.length
         first = [(cursors.cache_base[s] + cursors.write_pos[s]) & (L - 1) for s in slots]
         start, m = first[0], lengths[0]
-        alike = len(slots) == state.slots and first.count(start) == len(first) and lengths.count(m) == len(lengths)
-        self.state = state
+        self.state, self.run = state, run_of(slots)
+        alike = self.run is not None and first.count(start) == len(first) and list(lengths).count(m) == len(lengths)
         self.span = slice(start, start + m) if alike and start + m <= L else None
         if self.span is None:
             which, lane = np.nonzero(np.arange(max(lengths)) < np.array(lengths)[:, None])
@@ -265,9 +281,11 @@ class Lanes:
                 torch.from_numpy(i).to(state.device) for i in (np.array(slots)[which], lane, row)
             )
 
-    def write(self, name: str, values: Tensor) -> None:
-        """values [slots, heads, m, width]: one row per lane of the step's slots; other slots are ignored."""
-        if self.span is not None:
-            self.state.records[name][:, :, self.span] = values[:, :, : self.span.stop - self.span.start]
+    def write(self, name: str, values: Tensor, origin: int = 0) -> None:
+        """values [n, heads, m, width] of slots origin..origin+n-1; those outside the step are ignored."""
+        rows = self.state.records[name]
+        if self.span is not None and self.run is not None:
+            mine = values[self.run.start - origin : self.run.stop - origin]
+            rows[self.run, :, self.span] = mine[:, :, : self.span.stop - self.span.start]
         else:
-            self.state.records[name][self.slot, :, self.row] = values[self.slot, :, self.lane]
+            rows[self.slot, :, self.row] = values[self.slot - origin, :, self.lane]

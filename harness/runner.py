@@ -20,7 +20,7 @@ from harness.config import Config
 from harness.decode import Stream
 from harness.metrics import SinceLast, norms, per_interval, relative, token_errors
 from harness.reference.emulated import Emulated, EmulatedState
-from harness.reference.oracle import PIECE, Oracle
+from harness.reference.oracle import Oracle
 from harness.ring import RingSpec
 from harness.schedule import Block, Schedule
 from harness.tokens import Shape
@@ -81,14 +81,10 @@ class Runner:
             pieces = block.pieces(self.stream, self.shape)
             before = {arm.name: arm.state.clone() for arm in arms}
             seen = self._decode(block, windows, pieces, arms, oracles)
-            rows = [self._oracle_rows(block, windows, pieces, oracle_since, seen.zero)] if block.events else []
-            if not block.events:
-                self._oracle_rows(block, windows, None, oracle_since, [])
-            for arm in arms:
-                made = self._arm_rows(block, windows, arm, before[arm.name], seen)
-                rows += [made] if made else []
+            rows = [self._oracle_rows(block, windows, pieces, oracle_since, seen.zero)]
+            rows += [self._arm_rows(block, windows, arm, before[arm.name], seen) for arm in arms]
             progress(int(block.accepted.sum()))
-            yield rows
+            yield [r for r in rows if r]
 
     # --- decoding ---------------------------------------------------------------------------------------------
 
@@ -132,7 +128,7 @@ class Runner:
 
     def _decode(self, block: Block, windows: Windows, pieces: Any, arms: list[Arm], oracles: Any) -> Seen:
         events = {event.step: i for i, event in enumerate(block.events)}
-        seen = Seen({arm.name: [] for arm in arms}, {c: [] for c in oracles}, {arm.name: [] for arm in arms})
+        seen = Seen({arm.name: [] for arm in arms}, {c: [] for c in oracles})
         outputs: dict[str, list[Any]] = {arm.name: [] for arm in arms}
         accepted = [row[row > 0].tolist() for row in block.accepted]
         for i in range(len(block.t)):
@@ -179,7 +175,9 @@ class Runner:
         rows = np.stack([next(taken[s]) for e in block.events for s in e.slots])
         return rows.reshape(-1, *rows.shape[2:])
 
-    def _oracle_rows(self, block: Block, windows: Windows, pieces: Any, since: SinceLast, zero: list[Any]) -> Any:
+    def _oracle_rows(
+        self, block: Block, windows: Windows, pieces: Any, since: SinceLast, zero: list[Any]
+    ) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
         seen = since.add(conditioning(windows), block.lengths > 0, _ends(block))
         if pieces is None:
@@ -190,7 +188,7 @@ class Runner:
         # an interval longer than one piece has no matrix of its own here: recorded as not computed
         inside = conditioning(pieces[0])[0] if all(count == 1 for _, count in pieces[1]) else None
         for i, name in enumerate(names):
-            column = np.full(len(worst), np.nan) if inside is None else inside[..., i].reshape(-1)
+            column = np.ma.masked_all(len(worst)) if inside is None else inside[..., i].reshape(-1)
             rows[f"interval_{name}"] = column
         rows["zero_state"] = np.concatenate([z.reshape(-1) for z in zero])
         return "oracle", rows
@@ -250,7 +248,7 @@ class Runner:
         bad = ~np.all([np.isfinite(v) for k, v in rows.items() if k[-4:] in ("_fro", "_max", "_med")], axis=0)
         where = {(int(s), int(h)) for s, h in zip(rows["slot"][bad], rows["head"][bad] - self.first_head, strict=True)}
         if where - set(arm.stages):
-            found = first_nonfinite(arm.design, before, windows, block, self.shape)
+            found = first_nonfinite(arm.design, before, windows, block)
             for key in where - set(arm.stages):
                 arm.stages[key] = found.get(key, "unknown")
         stages = [arm.stages.get((s, h)) for s, h in zip(rows["slot"], rows["head"] - self.first_head, strict=True)]
@@ -263,7 +261,6 @@ class Seen:
 
     errors: dict[str, list[Any]]
     truth: dict[Conventions, list[tuple[Tensor, Tensor]]]
-    outputs: dict[str, list[Any]]
     zero: list[Any] = field(default_factory=list)
 
 
@@ -306,4 +303,3 @@ def designs(config: Config) -> list[Emulated]:
     return made
 
 
-__all__ = ["PIECE", "Arm", "Runner", "designs"]

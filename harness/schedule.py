@@ -17,7 +17,7 @@ from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
 from harness.reference.oracle import PIECE
 from harness.ring import RingSpec
-from harness.tokens import Shape, Tokens
+from harness.tokens import Shape
 from harness.window import Windows
 
 
@@ -66,7 +66,9 @@ class Block:
         """The committed tokens between grid points, for the oracle: windows and (first, count) of every event."""
         if not self.events:
             return None
-        spans, starts, sizes = [], [], []
+        spans: list[tuple[int, int]] = []
+        starts: list[int] = []
+        sizes: list[int] = []
         for event in self.events:
             count = -(-max(e - b for b, e in zip(event.begin, event.tokens, strict=True)) // PIECE)
             spans.append((len(starts), count))
@@ -74,7 +76,8 @@ class Block:
                 for b, e in zip(event.begin, event.tokens, strict=True):
                     starts.append(b + p * PIECE)
                     sizes.append(min(max(e - b - p * PIECE, 0), PIECE))
-        owner = torch.tensor([s for e, (_, count) in zip(self.events, spans, strict=True) for s in e.slots * count])
+        owners = [s for e, (_, count) in zip(self.events, spans, strict=True) for s in e.slots * count]
+        owner = torch.tensor(owners)
         m, B = max(sizes), self.t.shape[1]
         begin = np.full(B, np.iinfo(np.int64).max)
         end = np.zeros(B, dtype=np.int64)
@@ -83,7 +86,8 @@ class Block:
         begin = np.where(end > 0, begin, 0)
         run = stream.tokens(torch.from_numpy(begin), int((end - begin).max()))
         lane = np.arange(m)
-        at = np.where(lane < np.array(sizes)[:, None], np.array(starts)[:, None] - begin[owner][:, None] + lane, 0)
+        offset = np.array(starts) - begin[owner]
+        at = np.where(lane < np.array(sizes)[:, None], offset[:, None] + lane, 0)
         tokens = run.map(lambda x: x[owner[:, None], torch.from_numpy(at)][None])
         return Windows(tokens, np.array(sizes)[None], shape), spans
 
@@ -91,7 +95,9 @@ class Block:
 class Schedule:
     """Iterates over Blocks of at most `steps` steps until every slot has committed `tokens` tokens."""
 
-    def __init__(self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int):
+    def __init__(
+        self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int
+    ):
         self.decode, self.acceptance, self.grid = decode, acceptance, grid
         self.end = first + tokens
         B = decode.slots

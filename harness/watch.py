@@ -85,17 +85,15 @@ def watched(a: Arithmetic, log: Log) -> Arithmetic:
     return Arithmetic(sites, dots, a.conventions)
 
 
-def first_nonfinite(
-    design: Emulated, state: EmulatedState, windows: Windows, block: Any, shape: Shape
-) -> dict[tuple[int, int], str]:
+def first_nonfinite(design: Emulated, state: EmulatedState, windows: Windows, block: Any) -> dict[tuple[int, int], str]:
     """(slot, head) -> first site or product with a non-finite result, over one block from `state`."""
-    log = Log(shape, windows.B, windows.W)
+    log = Log(state.shape, windows.B, windows.W)
     again = Emulated(design.spec, design.ring, watched(design.arithmetic, log))
     for i in range(windows.W):
         log.step = i
         step = Step(windows, i)
         again.verify(state, step)
         again.commit(state, step.slots, block.accepted[i][block.accepted[i] > 0].tolist())
-        if any(f for f in state.cursors.is_flush):
+        if any(state.cursors.is_flush):
             again.read(state, "kept", step.slots)
     return {key: name for key, (_, _, name) in log.first.items()}

@@ -1,0 +1,219 @@
+"""`python -m harness.publish RUN_DIR NAME [--heads 0,1,...]`: copy a finished run to results/NAME, small and anonymous.
+
+  flushes.parquet    the rows of the named heads, every column; harness.records.read_rows reads the folder
+  quantiles.parquet  of all other heads: the quantiles Q of every metric over slots and heads, a row per
+                     (variant, flush, quantile), rounded to BITS significant bits
+  config.yaml, manifest.json, summary.json, drift.png
+                     as in the run, without the host's name and with paths cut down to their last part
+
+NaN ranks above inf, so a failure among many rows is the quantile 1; a metric that a row does not have takes no part.
+Refused: a run that is unfinished, or was made by other source than this; a name that exists; more than LIMIT bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import HarnessError
+from harness.provenance import read_json, source_digest, write_json
+from harness.records import METRICS, TEXT, group_quantiles, to_float32
+
+RESULTS = Path("results")
+HEADS = tuple(range(8))
+Q = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+BITS = 11  # significant bits of a published quantile: half a part in a thousand
+LIMIT = 5_000_000  # bytes of a published run
+COPIED = ("config.yaml", "manifest.json", "summary.json", "drift.png")
+KINDS = [("variant", TEXT), ("flush", pa.int32()), ("tokens", pa.int64()), ("rows", pa.int32())]
+QUANTILES = pa.schema([*KINDS, ("quantile", pa.float32()), *((name, pa.float32()) for name in METRICS)])
+
+
+def publish(run: Path, name: str, heads: Sequence[int] | None = None) -> Path:
+    """Copy the finished run to results/name and return that. Raises HarnessError, leaving nothing behind.
+
+    heads: those kept in full; None: the first eight of the model.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name) or name in ("runs", "sweeps"):
+        raise HarnessError(f"NAME: {name!r} cannot name a folder of {RESULTS}")
+    target = RESULTS / name
+    if target.exists():
+        raise HarnessError(f"{target}: exists; nothing is overwritten")
+    manifest = finished(run)
+    rows = _read(run / "flushes.parquet")
+    there = set(np.unique(rows["head"].to_numpy()).tolist())
+    named = sorted(set(there & set(HEADS) if heads is None else heads))
+    if lost := [str(head) for head in named if head not in there]:
+        raise HarnessError(f"--heads: {run} has no head {', '.join(lost)}; it has {min(there)}..{max(there)}")
+    work = RESULTS / f".{name}.{os.getpid()}.partial"
+    try:
+        work.mkdir(parents=True)
+        _write(run, work, rows, named, manifest)
+        if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
+            raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; name fewer --heads")
+        os.rename(work, target)
+    except OSError as error:
+        raise HarnessError(f"{target}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def finished(run: Path) -> dict[str, Any]:
+    """The manifest of a finished run of this source. Raises HarnessError for anything else."""
+    manifest = read_json(run / "manifest.json")
+    if manifest is None:
+        raise HarnessError(f"{run}: no finished run (it has no manifest.json)")
+    if lost := [name for name in (*COPIED, "flushes.parquet") if not (run / name).is_file()]:
+        raise HarnessError(f"{run}: not a drift run, it has no {', '.join(lost)}")
+    if manifest.get("identity", {}).get("source") != source_digest():
+        raise HarnessError(f"{run}: stale, made by other source than this; run it again")
+    return manifest
+
+
+def _write(run: Path, work: Path, rows: pa.Table, named: list[int], manifest: dict[str, Any]) -> None:
+    inside = np.isin(rows["head"].to_numpy(), named)
+    _save(_sorted(rows.filter(pa.array(inside))), work / "flushes.parquet")
+    _save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
+    for name in ("summary.json", "drift.png"):
+        shutil.copyfile(run / name, work / name)
+    manifest.pop("host", None)
+    manifest["published"] = {"heads": named, "quantiles": Q, "bits": BITS, "run": run.resolve().name}
+    write_json(work / "manifest.json", anonymous(manifest))
+    text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()
+    (work / "config.yaml").write_text("\n".join(anonymous(text)) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path).unify_dictionaries()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
+
+
+def _save(table: pa.Table, path: Path) -> None:
+    floats = [f.name for f in table.schema if pa.types.is_floating(f.type)]
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name in table.column_names if name not in floats],
+        use_byte_stream_split=floats,
+        write_statistics=False,
+    )
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    """Series by series, variants in the order they have: neighbours vary least, which is what compression needs."""
+    codes = rows["variant"].combine_chunks().indices.to_numpy()
+    keys = [rows[name].to_numpy() for name in ("flush", "slot", "head")]
+    return rows.take(np.lexsort((*keys, codes)))
+
+
+def quantiles(rows: pa.Table) -> pa.Table:
+    """Q of every metric over the slots and heads in rows, a row per (variant, flush, quantile); see QUANTILES.
+
+    tokens is the median token count of the flush, rows how many rows were pooled. A metric is null where none has it.
+    """
+    variant = rows["variant"].combine_chunks()
+    names, codes = variant.dictionary.to_pylist(), variant.indices.to_numpy()
+    flush = rows["flush"].to_numpy()
+    pairs, groups = np.unique(np.stack([codes, flush], 1), axis=0, return_inverse=True)
+    columns: dict[str, Any] = {
+        "variant": np.array(names, object)[pairs[:, 0]] if len(pairs) else np.array([], object),
+        "flush": pairs[:, 1],
+        "tokens": group_quantiles(rows["tokens"].to_numpy().astype(float), groups.ravel(), [0.5])[
+            :, 0
+        ].astype(int),
+        "rows": np.bincount(groups.ravel()),
+    }
+    columns = {name: np.repeat(x, len(Q)) for name, x in columns.items()}
+    columns["quantile"] = np.tile(Q, len(pairs))
+    arrays = [
+        pa.array(columns[f.name], f.type) for f in list(QUANTILES)[: len(KINDS) + 1] if f.name != "variant"
+    ]
+    arrays.insert(0, pa.array(columns["variant"].tolist(), pa.string()).dictionary_encode())
+    arrays += [_metric(rows[name], groups.ravel(), len(pairs)) for name in METRICS]
+    return pa.table(arrays, schema=QUANTILES)
+
+
+def _metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array:
+    """The quantiles [count * len(Q)] of the values that are there, null in groups without any."""
+    there = column.is_valid().to_numpy()
+    some, own = np.unique(groups[there], return_inverse=True)
+    found = np.zeros((count, len(Q)))
+    absent = np.ones((count, len(Q)), bool)
+    if len(some):
+        found[some] = group_quantiles(column.drop_null().to_numpy(), own, Q)
+        absent[some] = False
+    return pa.array(
+        shortened(to_float32(found.ravel())), pa.float32(), mask=absent.ravel(), from_pandas=False
+    )
+
+
+def shortened(x: np.ndarray) -> np.ndarray:
+    """float32 x [n] rounded to BITS significant bits, ties to even; zeros, NaN and infinities as they are."""
+    shift = np.uint32(24 - BITS)
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    odd = (bits >> shift) & np.uint32(1)
+    kept = (bits + (np.uint32(1) << (shift - np.uint32(1))) - np.uint32(1) + odd) >> shift << shift
+    return np.where(np.isfinite(x), kept.view(np.float32), x)
+
+
+def anonymous(value: Any) -> Any:
+    """value with every absolute path in it cut to its last part: results_dir=/a/b becomes results_dir=b."""
+    if isinstance(value, dict):
+        return {key: anonymous(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [anonymous(x) for x in value]
+    if not isinstance(value, str):
+        return value
+    # a path begins the string, or follows what can stand before one in an argument or a line of YAML
+    return re.sub(r"(^|[\s=\[,'\"])~?/(?=[^\s/])(?:[^/,'\"\]]+/)*([^/,'\"\]]*)/?", r"\1\2", value)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise HarnessError(f"command line: {message}")
+
+
+def _heads(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise HarnessError(f"--heads: {text!r} is not a list of head numbers like 0,1,5")
+    return [int(x) for x in text.split(",")]
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line: 0 published, 2 refused in one line."""
+    parser = _Parser(
+        prog="python -m harness.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a finished run directory")
+    parser.add_argument("name", metavar="NAME", help="folder of results/ to create")
+    parser.add_argument("--heads", metavar="LIST", help="heads kept in full; default: the first eight")
+    try:
+        options = parser.parse_args(argv)
+        heads = None if options.heads is None else _heads(options.heads)
+        print(f"published: {publish(options.run, options.name, heads)}")
+        return 0
+    except HarnessError as error:
+        print("harness: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

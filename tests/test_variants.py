@@ -1,0 +1,292 @@
+"""Every design that ships loads; a mistake in one is a line naming design and key; precision lies over it."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot, Rounding
+from harness.config import PrecisionConfig, RingConfig
+from harness.errors import ConfigError
+from harness.reference.inverse import INVERSES
+from harness.ring import RECORDS
+from harness.variants import CONFIGS, VariantSpec, load, names
+
+DEFAULT_ARMS = {"exact_recurrent", "null_arm", "chunked_fp32", "chunked_tf32", "chunked_bf16", "exact_fold"}
+PRECISIONS = sorted((CONFIGS / "precision").glob("*.yaml"))
+
+
+def site(a: Arithmetic, name: str) -> str:
+    return str(getattr(a.sites, name))
+
+
+def over(spec: VariantSpec, **precision: object) -> Arithmetic:
+    return spec.arithmetic(PrecisionConfig(**precision))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    """written(text) -> path of a design `mine` holding it."""
+
+    def write(text: str | bytes) -> str:
+        path = tmp_path / "mine.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_design_that_ships_is_complete(name: str) -> None:
+    """Faults: a file that does not load, has no description or thread, or asks for records that do not exist."""
+    spec = load(name)
+    assert spec.name == name and spec.doc and spec.source
+    a = spec.arithmetic()
+    assert set(spec.records(a)) <= set(RECORDS)
+    assert len(set(spec.records(a))) == len(spec.records(a))
+    ring = spec.ring(RingConfig(max_window=1 if spec.fold_current else 4))
+    assert ring.length == 16
+    again = VariantSpec(
+        name,
+        sites={k: v for k, v in a.shown().items() if k in SITES},
+        dots={p: a.shown()[f"dot.{p}"] for p in PRODUCTS},
+        conventions=spec.conventions,
+    )
+    assert again.arithmetic() == a
+
+
+def test_the_default_arms_ship() -> None:
+    """Fault: a default arm is missing, or is not the design its name promises."""
+    assert set(names()) >= DEFAULT_ARMS and list(names()) == sorted(names())
+    fp32, tf32, bf16 = (load(f"chunked_{f}") for f in ("fp32", "tf32", "bf16"))
+    shown = {spec.name: spec.arithmetic().shown() for spec in (fp32, tf32, bf16)}
+    assert {k for k, v in shown["chunked_tf32"].items() if v != shown["chunked_fp32"][k]} >= {"dot.fold", "dot.state"}
+    assert shown["chunked_bf16"]["checkpoint"] == shown["chunked_bf16"]["store_d"] == "bf16"
+    assert shown["chunked_bf16"]["inverse"] == "fp32" and bf16.inverse == "substitution"
+    exact_fold = load("exact_fold")
+    assert (exact_fold.fold, site(exact_fold.arithmetic(), "checkpoint")) == ("replay", "fp32")
+    # the null arm is the baseline but for the order of its sums
+    a, b = (load(n).arithmetic() for n in ("exact_recurrent", "null_arm"))
+    assert a.sites == b.sites and a.dots.recurrent.strided is not b.dots.recurrent.strided
+    assert replace(a.dots.recurrent, strided=True) == replace(b.dots.recurrent, strided=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("colour: red", "colour"),
+        ("name: other", "name"),
+        ("7: x", "7"),
+        ("sites: {checkpiont: bf16}", "sites.checkpiont"),
+        ("sites: {checkpoint: bf61}", "sites.checkpoint"),
+        ("sites: {default: half}", "sites.default"),
+        ("sites: {key: bf16:stochastic}", "sites.key"),
+        ("sites: bf16", "sites"),
+        ("sites:", "sites"),
+        ("dots: {folds: ieee}", "dots.folds"),
+        ("dots: {fold: fp32}", "dots.fold"),
+        ("dots: {default: 3}", "dots.default"),
+        ("dots: [ieee]", "dots"),
+        ("inverse: neumann", "inverse"),
+        ("inverse: [doubling]", "inverse"),
+        ("verify: chunked", "verify"),
+        ("fold: never", "fold"),
+        ("fold: snapshot", "fold"),
+        ("{fold: snapshot, verify: tokens, flush_at: 2, fold_when: commit}", "fold"),
+        ("gate_record: sum", "gate_record"),
+        ("{gate_record: cumulative, fold: replay}", "gate_record"),
+        ("history_read: lo", "history_read"),
+        ("conventions: {norm: l1}", "conventions.norm"),
+        ("conventions: {beta: bf17}", "conventions.beta"),
+        ("conventions: 1", "conventions"),
+    ],
+)
+def test_a_mistake_names_design_and_key(written, text: str, key: str) -> None:
+    """Fault: a typing error is ignored, or reported without the file and the key it stands in."""
+    with pytest.raises(ConfigError) as refused:
+        load(written(text))
+    message = str(refused.value)
+    assert message.startswith("variant mine") and "\n" not in message
+    assert key in message.partition("; have")[0].replace(": ", ".").split()[1], message
+
+
+@pytest.mark.xfail(reason="checked only where the value is used, if at all")
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("sites: {default: bf16:stochastic}", "sites.default"),
+        ("conventions: {beta: bf16:stochastic}", "conventions.beta"),
+        ("conventions: {eps: 1e-5}", "conventions.eps"),  # YAML reads 1e-5, without a point, as text
+        ("conventions: {eps: -1.0}", "conventions.eps"),
+        ("conventions: {eps_at: nowhere}", "conventions.eps_at"),
+        ("conventions: {decay: sideways}", "conventions.decay"),
+        ("flush_at: many", "flush_at"),
+        ("flush_at: -3", "flush_at"),
+        ("fold_when: sometimes", "fold_when"),
+        ("fold_current: perhaps", "fold_current"),
+    ],
+)
+def test_a_mistake_in_a_value_names_design_and_key(written, text: str, key: str) -> None:
+    """Fault: a value of the wrong type or range loads, and breaks the run, or none of it, later."""
+    if text.endswith("1e-5}") and load(written(text)).arithmetic().conventions.eps == 1e-5:
+        return  # read as the number that was meant
+    test_a_mistake_names_design_and_key(written, text, key)
+
+
+@pytest.mark.parametrize(
+    "content", ["a: [1", "{a: b: c}", "- 1", "text", "a: b\n c: d\n\te: f", b"\xff\xfe\x00a: \xff"], ids=repr
+)
+def test_a_file_that_is_no_table_is_one_line(written, content: str | bytes) -> None:
+    """Fault: the parser's own report of many lines, or a traceback."""
+    with pytest.raises(ConfigError, match=r"^variants: [^\n]*mine\.yaml: [^\n]+$"):
+        load(written(content))
+
+
+@pytest.mark.parametrize("name", ["exact_recurent", "no/such/file.yaml", "", "../variant/exact_fold"])
+def test_an_unknown_design_lists_what_there_is(name: str) -> None:
+    """Fault: a missing file without a word on what could have been meant."""
+    if name.startswith(".."):
+        assert load(name).name == "exact_fold"  # a name is a file beside the others, however it is spelt
+        return
+    with pytest.raises(ConfigError, match=r"^variants: '[^\n]*' is unknown; have [^\n]*exact_recurrent"):
+        load(name)
+
+
+def test_an_empty_file_is_a_design_in_exact_arithmetic(written) -> None:
+    """Fault: a default that rounds."""
+    spec = load(written(""))
+    assert (spec.name, spec.verify, spec.fold, spec.inverse) == ("mine", "window", "product", "substitution")
+    assert spec.arithmetic() == Arithmetic()
+    assert set(spec.arithmetic().shown().values()) == {"exact"}
+
+
+@pytest.mark.parametrize("path", PRECISIONS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", sorted(DEFAULT_ARMS))
+def test_every_precision_lies_over_every_design(name: str, path: Path) -> None:
+    """Fault: a preset that leaves one site or product of one design in another format."""
+    preset = yaml.safe_load(path.read_text())
+    assert preset["name"] == path.stem and set(preset) <= {f.name for f in fields(PrecisionConfig)}
+    spec = load(name)
+    a = over(spec, **preset)
+    if path.stem == "own":
+        assert a == spec.arithmetic() == over(spec)
+        return
+    rounding, dot = Rounding.parse("base", preset["base"]), Dot.parse("dots", preset["dots"])
+    assert {getattr(a.sites, s) for s in SITES} == {rounding}
+    assert {getattr(a.dots, p) for p in PRODUCTS} == {dot}
+    assert a.conventions == spec.arithmetic().conventions
+    kept = over(spec, **preset | {"keep": ["checkpoint", "fold"]})
+    assert kept.sites == replace(a.sites, checkpoint=spec.arithmetic().sites.checkpoint)
+    assert kept.dots == replace(a.dots, fold=spec.arithmetic().dots.fold)
+
+
+def test_any_site_can_be_the_only_one_or_the_only_one_not() -> None:
+    """Fault: attribution by switching sites: one that cannot be switched alone, or drags another along."""
+    spec = load("chunked_bf16")
+    own = spec.arithmetic()
+    for name in SITES:
+        alone = over(spec, base="exact", sites={name: "bf16"})
+        assert alone.sites == replace(Arithmetic().sites, **{name: Rounding("bf16")})
+        assert alone.dots == Arithmetic().dots
+        without = over(spec, sites={name: "exact"})
+        assert without.sites == replace(own.sites, **{name: EXACT}) and without.dots == own.dots
+    for name in PRODUCTS:
+        alone = over(spec, base="exact", products={name: "tf32x3/8"})
+        assert alone.dots == replace(Arithmetic().dots, **{name: Dot.parse("", "tf32x3/8")})
+        assert alone.sites == Arithmetic().sites
+        without = over(spec, products={name: "exact"})
+        assert without.dots == replace(own.dots, **{name: Dot()}) and without.sites == own.sites
+
+
+def test_the_order_of_the_layers() -> None:
+    """base, then dots, then keep, then single sites and products. Fault: a later layer loses to an earlier one."""
+    spec = load("chunked_bf16")
+    own = spec.arithmetic()
+    assert set(over(spec, base="fp32").shown().values()) == {"fp32", "ieee"}
+    assert set(over(spec, base="exact", dots="tf32").shown().values()) == {"exact", "tf32"}
+    only_dots = over(spec, dots="tf32")
+    assert only_dots.sites == own.sites and {getattr(only_dots.dots, p) for p in PRODUCTS} == {Dot.parse("", "tf32")}
+    a = over(spec, base="fp32", keep=["checkpoint", "store_d"], sites={"store_d": "fp16"}, products={"fold": "bf16"})
+    assert (site(a, "checkpoint"), site(a, "store_d"), site(a, "key")) == ("bf16", "fp16", "fp32")
+    assert a.shown()["dot.fold"] == "bf16" and a.shown()["dot.state"] == "ieee"
+    assert spec.arithmetic() == own
+
+
+@pytest.mark.xfail(reason="a name that is both keeps the site alone")
+@pytest.mark.parametrize("name", sorted(set(SITES) & set(PRODUCTS)))
+def test_a_name_of_site_and_product_keeps_both(name: str) -> None:
+    """Fault: keep=[inverse] leaves the products of the inverse in the base's precision, without a word."""
+    spec = VariantSpec("mine", sites={"default": "bf16"}, dots={"default": "bf16"})
+    a = over(spec, base="fp32", keep=[name])
+    assert a.shown()[name] == a.shown()[f"dot.{name}"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("precision", "key"),
+    [
+        ({"base": "bf17"}, "precision.base"),
+        ({"base": "own", "dots": "fp32"}, "precision.dots"),
+        ({"base": "fp32", "dots": "fp32"}, "precision.dots"),
+        ({"keep": ["checkpiont"]}, "precision.keep"),
+        ({"sites": {"checkpiont": "bf16"}}, "precision.sites.checkpiont"),
+        ({"sites": {"key": "bf16:stochastic"}}, "precision.sites.key"),
+        ({"sites": {"key": "bf16:up"}}, "precision.sites.key"),
+        ({"sites": {"default": "bf16"}}, "precision.sites.default"),
+        ({"products": {"key": "ieee"}}, "precision.products.key"),
+        ({"products": {"fold": "ieee/0"}}, "precision.products.fold"),
+    ],
+)
+def test_a_mistake_in_precision_names_its_key(precision: dict, key: str) -> None:
+    """Fault: an override that is misspelt changes nothing, or the message blames the design."""
+    with pytest.raises(ConfigError) as refused:
+        over(load("exact_fold"), **precision)
+    assert str(refused.value).startswith(f"{key}: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("where", ["step", "checkpoint", "snapshot"])
+def test_states_may_be_rounded_stochastically(where: str) -> None:
+    """Fault: stochastic rounding refused where kernels offer it."""
+    assert site(VariantSpec("a", sites={where: "bf16:stochastic"}).arithmetic(), where) == "bf16:stochastic"
+    assert site(over(load("exact_fold"), sites={where: "fp16:stochastic"}), where) == "fp16:stochastic"
+
+
+@pytest.mark.parametrize(
+    ("keys", "sites", "records"),
+    [
+        ({}, {}, {"d", "k_hat", "g"}),
+        ({}, {"store_d": "bf16x2"}, {"d", "d_lo", "k_hat", "g"}),
+        ({"history_read": "hi"}, {"default": "bf16x2"}, {"d", "d_lo", "k_hat", "k_hat_lo", "g"}),
+        ({"gate_record": "cumulative"}, {}, {"d", "k_hat", "g"}),
+        ({"fold": "replay"}, {}, {"d", "k_hat", "g", "v", "k", "beta"}),
+        ({"fold": "replay", "verify": "tokens"}, {}, {"v", "k", "g", "beta"}),
+        ({"verify": "tokens"}, {}, {"d", "k_hat", "g"}),
+        ({"verify": "tokens", "fold": "snapshot", "flush_at": 1, "fold_when": "commit"}, {}, set()),
+    ],
+)
+def test_records_follow_from_the_declaration(keys: dict, sites: dict, records: set) -> None:
+    """Fault: a record that is read and not kept, or kept and never read."""
+    spec = VariantSpec("mine", sites=sites, **keys)
+    kept = spec.records(spec.arithmetic())
+    assert set(kept) == records and len(kept) == len(records)
+
+
+def test_a_design_may_bring_its_own_flush_rule() -> None:
+    """Faults: the run's rule wins over the design's own; window-1 decode accepted on a wider window."""
+    run = RingConfig(length=16, max_window=4, flush_at=5, fold_when="next")
+    assert (VariantSpec("a").ring(run).flush_at, VariantSpec("a").ring(run).fold_when) == (5, "next")
+    own = VariantSpec("a", flush_at=3, fold_when="commit").ring(run)
+    assert (own.flush_at, own.fold_when, own.max_window) == (3, "commit", 4)
+    assert VariantSpec("a").ring(RingConfig()).flush_at == 9
+    decode = VariantSpec("a", verify="tokens", fold_current=True)
+    assert decode.ring(RingConfig(length=16, max_window=1)).flush_at == 15
+    with pytest.raises(ConfigError, match=r"^variant a: .*ring\.max_window=1"):
+        decode.ring(run)
+    with pytest.raises(ConfigError, match=r"^ring\.flush_at: 12 .*largest legal value is 9"):
+        VariantSpec("a", flush_at=12).ring(run)
+
+
+def test_every_inverse_can_be_named() -> None:
+    """Fault: a method that exists and cannot be asked for."""
+    for name in INVERSES:
+        assert VariantSpec("a", inverse=name).inverse == name
