@@ -22,7 +22,7 @@ from matplotlib.patches import Rectangle
 
 import harness
 from harness.config import Config
-from harness.series import PANELS, Series, counts, drawable, drift_series, limits
+from harness.series import PANELS, Series, coincident, counts, drawable, drift_series, limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +57,8 @@ def caption(series: Mapping[str, Sequence[Series]], meta: Mapping[str, Any]) -> 
     text += f", {max(s.values for s in every):,} rows per variant. " if every else ". "
     if found := counts(series):
         text += "Not on a log axis: " + "; ".join(found) + ". "
+    if found := coincident(series):
+        text += "Lines that hide each other: " + "; ".join(found) + ". "
     settings = [f"{key} {value}" for key, value in meta.items() if value is not None]
     return text + ("Settings: " + ", ".join(settings) + "." if settings else "")
 

@@ -163,12 +163,14 @@ def _metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array
 
 
 def shortened(x: np.ndarray) -> np.ndarray:
-    """float32 x [n] rounded to BITS significant bits, ties to even; zeros, NaN and infinities as they are."""
+    """float32 x [n] rounded to BITS significant bits, ties to even; what is finite and nonzero stays so."""
     shift = np.uint32(24 - BITS)
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     odd = (bits >> shift) & np.uint32(1)
     kept = (bits + (np.uint32(1) << (shift - np.uint32(1))) - np.uint32(1) + odd) >> shift << shift
-    return np.where(np.isfinite(x), kept.view(np.float32), x)
+    rounded = kept.view(np.float32)
+    # the largest number must not become inf, nor the smallest zero: both would say something else
+    return np.where(np.isfinite(rounded) & ((rounded != 0) | (x == 0)), rounded, x)
 
 
 def anonymous(value: Any) -> Any:

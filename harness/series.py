@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BINS = 120  # per variant and panel; fewer flushes are drawn one by one
+APART = 0.006  # share of the height of a panel, some two pixels: lines nearer than that hide each other
 TINY = 1e-18  # below this nonzero errors would stretch the axis: drawn on the row of zeros, hollow
 # panel: (title, column drawn as median and band, column whose maximum is dotted)
 PANELS = {
@@ -136,3 +137,28 @@ def counts(series: Mapping[str, Sequence[Series]]) -> list[str]:
                 if n and n > lines.get((s.variant, what), (0, 0, ""))[0]:
                     lines[s.variant, what] = (n, s.values, key)
     return [f"{name}: {n:,} of {total:,} {what} ({key})" for (name, what), (n, total, key) in lines.items()]
+
+
+def coincident(series: Mapping[str, Sequence[Series]]) -> list[str]:
+    """A clause for each set of variants whose medians no reader can tell apart, with the panels where that is so."""
+    low, high = limits(series)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for key, group in series.items():
+        left = list(group)
+        while left:
+            first, *rest = left
+            alike = [_overlap(first, s, APART * np.log10(high / low)) for s in rest]
+            names = [s.variant for s, same in zip(rest, alike, strict=True) if same]
+            if names:
+                together.setdefault((first.variant, *names), []).append(key)
+            left = [s for s, same in zip(rest, alike, strict=True) if not same]
+    return [f"{', '.join(names)} ({', '.join(keys)})" for names, keys in together.items()]
+
+
+def _overlap(a: Series, b: Series, decades: float) -> bool:
+    """Whether nearly all medians of a and b lie within so many decades of each other."""
+    if len(a.line) != len(b.line) or not (np.isfinite(a.line) & np.isfinite(b.line)).any():
+        return False
+    distance = np.abs(np.log10(a.line) - np.log10(b.line))
+    near = (distance < decades) | (np.isnan(a.line) & np.isnan(b.line))
+    return float(near.mean()) >= 0.95

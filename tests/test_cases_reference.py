@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from harness.errors import ConfigError, HarnessError
 from harness.gates import gate_map
 from harness.reference.oracle import Oracle
 from harness.tokens import Shape, Tokens
-from harness.variants import VariantSpec
+from harness.variants import VariantSpec, load
 from harness.window import normalise
 
 
@@ -93,11 +94,21 @@ def test_g2_a_design_of_the_other_order(keys: dict[str, str]) -> None:
         pair.step(table, windows(*table), i, dict(enumerate(table[1][i].tolist())))
 
 
-@pytest.mark.parametrize("field", [{"decay": "befor"}, {"eps_at": "men"}, {"eps": "1e-6"}], ids=str)
+@pytest.mark.parametrize("field", [{"decay": "befor"}, {"eps_at": "men"}, {"eps": -1.0}, {"eps": "tiny"}], ids=str)
 def test_a_misspelt_convention_is_refused(field: dict[str, object]) -> None:
     """Fault: a typing error in a variant file that silently means another convention."""
     with pytest.raises(ConfigError, match=next(iter(field))):
         VariantSpec(name="typo", conventions=field).arithmetic()
+
+
+def test_an_eps_as_people_write_it(tmp_path: Path) -> None:
+    """Fault (hydra#999): YAML reads 1e-5, without a point, as a string, and the norm adds a string to a number."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("conventions: {eps: 1e-5}\n")
+    try:
+        assert load(str(file)).arithmetic().conventions.eps == 1e-5
+    except ConfigError as error:
+        assert "eps" in str(error)
 
 
 def test_g3_eps_on_the_mean_is_128_times_larger() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.config import AcceptanceConfig, Config, DecodeConfig
 from harness.plots import STYLES, caption, drift_figure, settings, style
-from harness.series import TINY, counts, drift_series, limits
+from harness.series import TINY, coincident, counts, drift_series, limits
 
 F = 40
 SERIES = {
@@ -158,3 +158,15 @@ def test_settings_name_what_was_run():
     assert found["acceptance"] == "geometric p=0.7"
     assert found["seed"] == "0..7, one per slot"
     assert (found["L"], found["window"], found["device"]) == ("16", "4", "cpu")
+
+
+def test_lines_that_hide_each_other_are_named():
+    """Fault: of three equal variants the reader sees the last one drawn and takes the others for missing."""
+    error = 10.0 ** np.linspace(-7, -3, F)
+    mixed = np.where(np.arange(F) < F // 2, error, 2 * error)
+    found = drift_series(rows({"first": error, "second": 1.001 * error, "third": 2 * error, "mixed": mixed}))
+    assert coincident(found) == ["first, second (served, o)"]
+    text = caption(found, {})
+    assert "Lines that hide each other: first, second (served, o)." in text
+    # exact zeros have a lane each on the strip, so they hide nothing
+    assert coincident(drift_series(rows({"zero": np.zeros(F), "nought": np.zeros(F)}))) == []

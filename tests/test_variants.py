@@ -1,5 +1,6 @@
 """Every design that ships loads; a mistake in one is a line naming design and key; precision lies over it."""
 
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import yaml
 from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot, Rounding
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError
-from harness.reference.inverse import INVERSES
 from harness.ring import RECORDS
 from harness.variants import CONFIGS, VariantSpec, load, names
 
@@ -44,9 +44,7 @@ def test_every_design_that_ships_is_complete(name: str) -> None:
     assert spec.name == name and spec.doc and spec.source
     a = spec.arithmetic()
     assert set(spec.records(a)) <= set(RECORDS)
-    assert len(set(spec.records(a))) == len(spec.records(a))
-    ring = spec.ring(RingConfig(max_window=1 if spec.fold_current else 4))
-    assert ring.length == 16
+    assert spec.ring(RingConfig(max_window=1 if spec.fold_current else 4)).length == 16
     again = VariantSpec(
         name,
         sites={k: v for k, v in a.shown().items() if k in SITES},
@@ -59,79 +57,55 @@ def test_every_design_that_ships_is_complete(name: str) -> None:
 def test_the_default_arms_ship() -> None:
     """Fault: a default arm is missing, or is not the design its name promises."""
     assert set(names()) >= DEFAULT_ARMS and list(names()) == sorted(names())
-    fp32, tf32, bf16 = (load(f"chunked_{f}") for f in ("fp32", "tf32", "bf16"))
-    shown = {spec.name: spec.arithmetic().shown() for spec in (fp32, tf32, bf16)}
-    assert {k for k, v in shown["chunked_tf32"].items() if v != shown["chunked_fp32"][k]} >= {"dot.fold", "dot.state"}
-    assert shown["chunked_bf16"]["checkpoint"] == shown["chunked_bf16"]["store_d"] == "bf16"
-    assert shown["chunked_bf16"]["inverse"] == "fp32" and bf16.inverse == "substitution"
-    exact_fold = load("exact_fold")
-    assert (exact_fold.fold, site(exact_fold.arithmetic(), "checkpoint")) == ("replay", "fp32")
+    fp32, tf32, bf16 = (load(f"chunked_{f}").arithmetic().shown() for f in ("fp32", "tf32", "bf16"))
+    assert {k for k in fp32 if fp32[k] != tf32[k]} >= {"dot.fold", "dot.state", "dot.history"}
+    assert bf16["checkpoint"] == bf16["store_d"] == bf16["dot.fold"] == "bf16"
+    assert bf16["inverse"] == "fp32" and load("chunked_bf16").inverse == "substitution"
+    assert load("exact_fold").fold == "replay" and site(load("exact_fold").arithmetic(), "checkpoint") == "fp32"
     # the null arm is the baseline but for the order of its sums
     a, b = (load(n).arithmetic() for n in ("exact_recurrent", "null_arm"))
     assert a.sites == b.sites and a.dots.recurrent.strided is not b.dots.recurrent.strided
     assert replace(a.dots.recurrent, strided=True) == replace(b.dots.recurrent, strided=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("colour: red", "colour"),
-        ("name: other", "name"),
-        ("7: x", "7"),
-        ("sites: {checkpiont: bf16}", "sites.checkpiont"),
-        ("sites: {checkpoint: bf61}", "sites.checkpoint"),
-        ("sites: {default: half}", "sites.default"),
-        ("sites: {key: bf16:stochastic}", "sites.key"),
-        ("sites: bf16", "sites"),
-        ("sites:", "sites"),
-        ("dots: {folds: ieee}", "dots.folds"),
-        ("dots: {fold: fp32}", "dots.fold"),
-        ("dots: {default: 3}", "dots.default"),
-        ("dots: [ieee]", "dots"),
-        ("inverse: neumann", "inverse"),
-        ("inverse: [doubling]", "inverse"),
-        ("verify: chunked", "verify"),
-        ("fold: never", "fold"),
-        ("fold: snapshot", "fold"),
-        ("{fold: snapshot, verify: tokens, flush_at: 2, fold_when: commit}", "fold"),
-        ("gate_record: sum", "gate_record"),
-        ("{gate_record: cumulative, fold: replay}", "gate_record"),
-        ("history_read: lo", "history_read"),
-        ("conventions: {norm: l1}", "conventions.norm"),
-        ("conventions: {beta: bf17}", "conventions.beta"),
-        ("conventions: 1", "conventions"),
-    ],
-)
-def test_a_mistake_names_design_and_key(written, text: str, key: str) -> None:
+MISTAKES = """
+    colour=red name=other 7=x verify=chunked fold=never fold=snapshot gate_record=sum history_read=lo
+    inverse=neumann inverse=[doubling] sites=bf16 sites= sites.checkpiont=bf16 sites.checkpoint=bf61
+    sites.default=half sites.key=bf16:stochastic dots=[ieee] dots.folds=ieee dots.fold=fp32 dots.default=3
+    conventions=1 conventions.norm=l1 conventions.beta=bf17
+""".split()
+SEEN_LATE = """
+    sites.default=bf16:stochastic conventions.beta=bf16:stochastic conventions.eps=-1.0 conventions.eps_at=nowhere
+    conventions.decay=sideways flush_at=many flush_at=-3 fold_when=sometimes fold_current=perhaps
+""".split()
+late = pytest.mark.xfail(reason="seen where the value is used, if at all")
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, *(pytest.param(text, marks=late) for text in SEEN_LATE)])
+def test_a_mistake_names_design_and_key(written, mistake: str) -> None:
     """Fault: a typing error is ignored, or reported without the file and the key it stands in."""
+    key, _, value = mistake.partition("=")
+    table, _, inner = key.partition(".")
     with pytest.raises(ConfigError) as refused:
-        load(written(text))
+        load(written(f"{table}: {{{inner}: {value}}}" if inner else f"{table}: {value}"))
     message = str(refused.value)
     assert message.startswith("variant mine") and "\n" not in message
     assert key in message.partition("; have")[0].replace(": ", ".").split()[1], message
 
 
-@pytest.mark.xfail(reason="checked only where the value is used, if at all")
 @pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("sites: {default: bf16:stochastic}", "sites.default"),
-        ("conventions: {beta: bf16:stochastic}", "conventions.beta"),
-        ("conventions: {eps: 1e-5}", "conventions.eps"),  # YAML reads 1e-5, without a point, as text
-        ("conventions: {eps: -1.0}", "conventions.eps"),
-        ("conventions: {eps_at: nowhere}", "conventions.eps_at"),
-        ("conventions: {decay: sideways}", "conventions.decay"),
-        ("flush_at: many", "flush_at"),
-        ("flush_at: -3", "flush_at"),
-        ("fold_when: sometimes", "fold_when"),
-        ("fold_current: perhaps", "fold_current"),
-    ],
+    "keys", [{"gate_record": "cumulative", "fold": "replay"}, {"fold": "snapshot", "verify": "tokens"}]
 )
-def test_a_mistake_in_a_value_names_design_and_key(written, text: str, key: str) -> None:
-    """Fault: a value of the wrong type or range loads, and breaks the run, or none of it, later."""
-    if text.endswith("1e-5}") and load(written(text)).arithmetic().conventions.eps == 1e-5:
-        return  # read as the number that was meant
-    test_a_mistake_names_design_and_key(written, text, key)
+def test_declarations_that_exclude_each_other(keys: dict) -> None:
+    """Fault: a fold that its records, or its flush rule, cannot serve."""
+    with pytest.raises(ConfigError, match=f"^variant mine: {next(iter(keys))}: "):
+        VariantSpec("mine", **keys)
+
+
+@pytest.mark.xfail(reason="YAML reads 1e-5, without a point, as text")
+def test_eps_is_a_number_however_it_is_written(written) -> None:
+    """Fault: an eps that is text breaks the run at its first norm."""
+    assert load(written("conventions: {eps: 1e-5}")).arithmetic().conventions.eps == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -143,12 +117,9 @@ def test_a_file_that_is_no_table_is_one_line(written, content: str | bytes) -> N
         load(written(content))
 
 
-@pytest.mark.parametrize("name", ["exact_recurent", "no/such/file.yaml", "", "../variant/exact_fold"])
+@pytest.mark.parametrize("name", ["exact_recurent", "no/such/file.yaml", ""])
 def test_an_unknown_design_lists_what_there_is(name: str) -> None:
     """Fault: a missing file without a word on what could have been meant."""
-    if name.startswith(".."):
-        assert load(name).name == "exact_fold"  # a name is a file beside the others, however it is spelt
-        return
     with pytest.raises(ConfigError, match=r"^variants: '[^\n]*' is unknown; have [^\n]*exact_recurrent"):
         load(name)
 
@@ -191,6 +162,9 @@ def test_any_site_can_be_the_only_one_or_the_only_one_not() -> None:
         assert alone.dots == Arithmetic().dots
         without = over(spec, sites={name: "exact"})
         assert without.sites == replace(own.sites, **{name: EXACT}) and without.dots == own.dots
+        stochastic = name in ("step", "checkpoint", "snapshot")
+        with nullcontext() if stochastic else pytest.raises(ConfigError, match=f"^precision.sites.{name}: "):
+            assert site(over(spec, sites={name: "fp16:stochastic"}), name) == "fp16:stochastic"
     for name in PRODUCTS:
         alone = over(spec, base="exact", products={name: "tf32x3/8"})
         assert alone.dots == replace(Arithmetic().dots, **{name: Dot.parse("", "tf32x3/8")})
@@ -206,11 +180,12 @@ def test_the_order_of_the_layers() -> None:
     assert set(over(spec, base="fp32").shown().values()) == {"fp32", "ieee"}
     assert set(over(spec, base="exact", dots="tf32").shown().values()) == {"exact", "tf32"}
     only_dots = over(spec, dots="tf32")
-    assert only_dots.sites == own.sites and {getattr(only_dots.dots, p) for p in PRODUCTS} == {Dot.parse("", "tf32")}
-    a = over(spec, base="fp32", keep=["checkpoint", "store_d"], sites={"store_d": "fp16"}, products={"fold": "bf16"})
+    assert only_dots.sites == own.sites
+    assert {getattr(only_dots.dots, p) for p in PRODUCTS} == {Dot.parse("", "tf32")}
+    single = {"sites": {"store_d": "fp16"}, "products": {"fold": "bf16"}}
+    a = over(spec, base="fp32", keep=["checkpoint", "store_d"], **single)
     assert (site(a, "checkpoint"), site(a, "store_d"), site(a, "key")) == ("bf16", "fp16", "fp32")
     assert a.shown()["dot.fold"] == "bf16" and a.shown()["dot.state"] == "ieee"
-    assert spec.arithmetic() == own
 
 
 @pytest.mark.xfail(reason="a name that is both keeps the site alone")
@@ -227,10 +202,8 @@ def test_a_name_of_site_and_product_keeps_both(name: str) -> None:
     [
         ({"base": "bf17"}, "precision.base"),
         ({"base": "own", "dots": "fp32"}, "precision.dots"),
-        ({"base": "fp32", "dots": "fp32"}, "precision.dots"),
         ({"keep": ["checkpiont"]}, "precision.keep"),
         ({"sites": {"checkpiont": "bf16"}}, "precision.sites.checkpiont"),
-        ({"sites": {"key": "bf16:stochastic"}}, "precision.sites.key"),
         ({"sites": {"key": "bf16:up"}}, "precision.sites.key"),
         ({"sites": {"default": "bf16"}}, "precision.sites.default"),
         ({"products": {"key": "ieee"}}, "precision.products.key"),
@@ -244,23 +217,15 @@ def test_a_mistake_in_precision_names_its_key(precision: dict, key: str) -> None
     assert str(refused.value).startswith(f"{key}: ") and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("where", ["step", "checkpoint", "snapshot"])
-def test_states_may_be_rounded_stochastically(where: str) -> None:
-    """Fault: stochastic rounding refused where kernels offer it."""
-    assert site(VariantSpec("a", sites={where: "bf16:stochastic"}).arithmetic(), where) == "bf16:stochastic"
-    assert site(over(load("exact_fold"), sites={where: "fp16:stochastic"}), where) == "fp16:stochastic"
-
-
 @pytest.mark.parametrize(
     ("keys", "sites", "records"),
     [
         ({}, {}, {"d", "k_hat", "g"}),
         ({}, {"store_d": "bf16x2"}, {"d", "d_lo", "k_hat", "g"}),
         ({"history_read": "hi"}, {"default": "bf16x2"}, {"d", "d_lo", "k_hat", "k_hat_lo", "g"}),
-        ({"gate_record": "cumulative"}, {}, {"d", "k_hat", "g"}),
+        ({"gate_record": "cumulative", "verify": "tokens"}, {}, {"d", "k_hat", "g"}),
         ({"fold": "replay"}, {}, {"d", "k_hat", "g", "v", "k", "beta"}),
         ({"fold": "replay", "verify": "tokens"}, {}, {"v", "k", "g", "beta"}),
-        ({"verify": "tokens"}, {}, {"d", "k_hat", "g"}),
         ({"verify": "tokens", "fold": "snapshot", "flush_at": 1, "fold_when": "commit"}, {}, set()),
     ],
 )
@@ -277,16 +242,9 @@ def test_a_design_may_bring_its_own_flush_rule() -> None:
     assert (VariantSpec("a").ring(run).flush_at, VariantSpec("a").ring(run).fold_when) == (5, "next")
     own = VariantSpec("a", flush_at=3, fold_when="commit").ring(run)
     assert (own.flush_at, own.fold_when, own.max_window) == (3, "commit", 4)
-    assert VariantSpec("a").ring(RingConfig()).flush_at == 9
     decode = VariantSpec("a", verify="tokens", fold_current=True)
     assert decode.ring(RingConfig(length=16, max_window=1)).flush_at == 15
     with pytest.raises(ConfigError, match=r"^variant a: .*ring\.max_window=1"):
         decode.ring(run)
     with pytest.raises(ConfigError, match=r"^ring\.flush_at: 12 .*largest legal value is 9"):
         VariantSpec("a", flush_at=12).ring(run)
-
-
-def test_every_inverse_can_be_named() -> None:
-    """Fault: a method that exists and cannot be asked for."""
-    for name in INVERSES:
-        assert VariantSpec("a", inverse=name).inverse == name

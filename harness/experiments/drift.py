@@ -137,7 +137,7 @@ def progress(config: Config) -> Iterator[Callable[[int], None]]:
 
         def advance(tokens: int) -> None:
             nonlocal last, done
-            done, now = done + tokens, time.monotonic()
+            done, now = min(done + tokens, total), time.monotonic()
             if now - last > (REFRESH if terminal else LINES) or done >= total:
                 last = now
                 rate = done / max(now - start, 1e-9)
@@ -153,7 +153,8 @@ def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
 
     columns = BarColumn(), TextColumn("{task.description}", markup=False)
     # no thread of its own redraws it: the decode forks
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+    plain: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, **plain) as bar:
         task = bar.add_task("starting", total=total)
         bar.refresh()
         yield lambda done, text: bar.update(task, completed=done, description=text, refresh=True)

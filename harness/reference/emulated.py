@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +79,7 @@ class Emulated:
     """`spec` in `arithmetic` on `ring`. Raises ConfigError where they do not go together."""
 
     backend = "emulated"
+    engine = "torch"
 
     def __init__(self, spec: VariantSpec, ring: RingSpec, arithmetic: Arithmetic | None = None):
         self.spec, self.ring = spec, ring
@@ -163,17 +163,20 @@ class Emulated:
             return self._fold(state, slots)
         if which != "served":
             raise RingError(f"read: {which!r} is neither served nor kept")
+        lengths = [state.cursors.write_pos[slot] for slot in slots]
         if self.spec.verify == "tokens":
-            return self._base(state, slots, [state.cursors.write_pos[slot] for slot in slots])
+            return self._base(state, slots, lengths)
+        if not any(lengths):
+            return _pick(self._operand(state)[0].view_as(state.checkpoint), slots)
+        return self._served(state, slots, lengths)
+
+    def _served(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
         C = _pick(self._operand(state)[0].view_as(state.checkpoint), slots)
-        rows = Rows(state, slots, [state.cursors.write_pos[slot] for slot in slots])
-        if not rows.count:
-            return C
         n, HV, V, K = C.shape
-        h, a = self._history(state, rows), self.arithmetic
+        h, a = self._history(state, Rows(state, slots, lengths)), self.arithmetic
         Wd = a.dots.history.lhs(a.sites.history_d(h.d * h.W), a.sites.history_d)[0]
         k = h.k_hat[0]
-        writes = torch.bmm(Wd.reshape(k.shape[0], -1, rows.count), k).view(n * HV, V, K)
+        writes = torch.bmm(Wd.reshape(k.shape[0], -1, k.shape[1]), k).view(n * HV, V, K)
         return torch.addcmul(writes, C.reshape(n * HV, V, K), h.total).view(n, HV, V, K)
 
     def snapshot(self, state: EmulatedState, source: int, target: int, prefix: int) -> None:
@@ -221,7 +224,7 @@ class Emulated:
         k, d = self._stored(rows, "k_hat"), self._stored(rows, "d")
         W, total = self._decays(rows)
         return verify.History(
-            a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), replace(a.sites.store_k_hat, parts=1)),
+            a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), a.sites.store_k_hat.high),
             d.reshape(n * s.HV, w, s.V).transpose(1, 2),
             W.reshape(n * s.HV, 1, w),
             total.reshape(n * s.HV, 1, 1),
@@ -269,14 +272,19 @@ class Emulated:
         if not any(given):
             return old
         end = [state.tokens[slot] - w[i] + given[i] for i, slot in enumerate(slots)]
-        value = self._unrounded(state, Rows(state, slots, given))
-        value = self.arithmetic.sites.checkpoint(value, self._key(state, slots, end, 1))
+        value = self._folded(state, slots, given, end)
         if 0 in given:
             empty = torch.tensor([n == 0 for n in given], device=value.device)
             value = torch.where(empty[:, None, None, None], old, value)
         if lengths is None:
             state.folded = (*memo, value)
         return value
+
+    def _folded(
+        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]
+    ) -> Tensor:
+        value = self._unrounded(state, Rows(state, slots, lengths))
+        return self.arithmetic.sites.checkpoint(value, self._key(state, slots, end, 1))
 
     def _unrounded(self, state: EmulatedState, rows: Rows) -> Tensor:
         C, a = _pick(state.checkpoint, rows.slots), self.arithmetic

@@ -1,0 +1,292 @@
+"""A declared design with its step compiled: the same four calls, state and roundings as reference.Emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand
+from harness.compiled import kernels
+from harness.compiled.kernels import CODES
+from harness.compiled.rounding import code
+from harness.reference.emulated import Emulated, EmulatedState, Lazy, Verified
+from harness.reference.inverse import INVERSES
+from harness.ring import Rows
+from harness.variants import VariantSpec
+from harness.window import Step, Windows, normalise
+
+
+def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
+    """Why a design cannot be compiled, or None."""
+    for name in SITES:
+        r = getattr(a.sites, name)
+        if r.mode == "stochastic":
+            return f"site {name} is stochastic"
+        if r.parts == 2 and name not in ("store_d", "store_k_hat"):
+            return f"site {name} keeps two parts"
+    for name in PRODUCTS:
+        dot = getattr(a.dots, name)
+        if dot.x3 or dot.right.parts == 2 or (dot.left.parts == 2 and name != "state"):
+            return f"product {name} reads two parts"
+        if dot.block and name not in ("recurrent", "inverse", "gram"):
+            return f"product {name} accumulates in blocks"
+    if not a.dots.recurrent.right.keeps(a.sites.key):
+        return "the recurrence reads its keys rounded"
+    return None
+
+
+def codes(a: Arithmetic) -> np.ndarray:
+    """[len(CODES), 6] the roundings of a step, each left out where the value already has its format."""
+    s, d = a.sites, a.dots
+    high = s.store_k_hat if s.store_k_hat.parts == 1 else EXACT
+    table = {
+        "decay": code(s.decay),
+        "score_left": code(d.history_score.left, high),
+        "score_acc": code(d.history_score.accumulate),
+        "score": code(s.history_score, d.history_score.accumulate),
+        "score_right": code(d.history.right, s.history_score),
+        "history_d": code(s.history_d),
+        "history_left": code(d.history.left, s.history_d),
+        "history_acc": code(d.history.accumulate),
+        "state_acc": code(d.state.accumulate),
+        "rhs": code(s.rhs),
+        "solve_left": code(d.solve.left, s.rhs),
+        "solve_acc": code(d.solve.accumulate),
+        "inverse": code(s.inverse),
+        "d": code(s.d),
+        "output_left": code(d.output.left, s.d),
+        "output_acc": code(d.output.accumulate),
+        "output": code(s.output),
+        "store_d": code(s.store_d if s.store_d.parts == 1 else s.store_d.high, s.d if s.store_d.parts == 1 else None),
+        "store_g": code(s.store_g),
+        "fold_d": code(s.fold_d),
+        "fold_left": code(d.fold.left, s.fold_d),
+        "fold_k": code(s.fold_k, high),
+        "fold_right": code(d.fold.right, s.fold_k),
+        "fold_acc": code(d.fold.accumulate),
+        "checkpoint": code(s.checkpoint),
+        "step": code(s.step),
+        "recurrent_left": code(d.recurrent.left, s.step),
+        "recurrent_acc": code(d.recurrent.accumulate),
+    }
+    return np.stack([table[name] for name in CODES])
+
+
+class WindowRows(NamedTuple):
+    """reference.WindowStep with the contracted axis last."""
+
+    kq: np.ndarray  # [B, H, 2m, K]
+    kq_score: np.ndarray
+    v: np.ndarray  # [B, HV, V, m]
+    beta: np.ndarray  # [B, HV, m]
+    eG: np.ndarray
+    X: np.ndarray  # [B, HV, m, m]
+    F: np.ndarray
+
+
+class TokenRows(NamedTuple):
+    """reference.TokenStep with lanes inside."""
+
+    k: np.ndarray  # [B, H, m, K]
+    q: np.ndarray
+    v: np.ndarray  # [B, HV, m, V] beta v
+    gain: np.ndarray  # [B, HV, m]
+    eg: np.ndarray
+
+
+def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRows]:
+    """The operands of every step, as the products read them."""
+
+    def compute() -> list[WindowRows]:
+        of = a.sites.key
+        kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2))
+        state, score = (
+            windows.memo(("read kq rows", r, of, a.conventions), lambda r=r: kq if r.keeps(of) else r(kq, of=of))
+            for r in (a.dots.state.right, a.dots.history_score.right)
+        )
+        X = windows.formed(a, inverse)
+        if INVERSES[inverse].explicit and not a.dots.solve.right.keeps(a.sites.inverse):
+            X = a.dots.solve.right(X, of=a.sites.inverse)
+        F = windows.scores(a)[1]
+        F = F if a.dots.output.right.keeps(a.sites.gram) else a.dots.output.right(F, of=a.sites.gram)
+        parts = (state, score, windows.v, windows.gates(a)[1], windows.decays(a)[1], X, F)
+        return [WindowRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
+
+    return windows.memo(("window rows", a, inverse), compute)
+
+
+def token_rows(windows: Windows, a: Arithmetic) -> list[TokenRows]:
+    """The operands of every step of a token pass."""
+
+    def compute() -> list[TokenRows]:
+        k, q = windows.keys(a)
+        beta, eg = windows.gates(a)[1], windows.decays(a)[0]
+        parts = (k, q, *token_scalars(windows.v.transpose(-1, -2), beta, eg, a))
+        return [TokenRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
+
+    return windows.memo(("token rows", a), compute)
+
+
+def token_scalars(v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
+    """beta v [.., m, V], what the prediction is taken off with, and e^g [.., m]."""
+    return v * beta[..., None], beta * eg if a.conventions.decay == "before" else beta, eg
+
+
+class Pass:
+    """A token pass in waiting: run once the number of tokens of every slot is known, or asked for whole."""
+
+    def __init__(self, design: Compiled, S: Tensor, rows: TokenRows):
+        self.design, self.S, self.rows = design, S, rows
+        n, HV, V, _ = S.shape
+        self.lanes = 0
+        self._o, self._d = (torch.full((n, HV, V, rows.k.shape[2]), torch.nan, dtype=torch.float64) for _ in range(2))
+
+    def run(self, lengths: Sequence[int]) -> Tensor:
+        """The states after lengths[s] tokens of every slot, [n, HV, V, K]."""
+        out = torch.empty_like(self.S)
+        self.design.pass_tokens(self.S, self.rows, np.array(lengths), out, self._o, self._d)
+        self.lanes = max(self.lanes, *lengths)
+        return out
+
+    def advance(self, lanes: int, keep: bool = False) -> None:
+        """Outputs and writes of the first `lanes` lanes of every slot."""
+        del keep
+        if lanes > self.lanes:
+            self.run([lanes] * len(self.S))
+
+    def close(self) -> None:
+        self.S = torch.empty(0)
+
+    @property
+    def o(self) -> Tensor:
+        return self._o[..., : self.lanes]
+
+    @property
+    def d(self) -> Tensor:
+        return self._d[..., : self.lanes]
+
+
+class Compiled(Emulated):
+    """`spec` in `arithmetic` on `ring`, on the CPU; `unsupported` must have nothing to say."""
+
+    engine = "compiled"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.codes = codes(self.arithmetic)
+        self.exact = self.arithmetic.sites.decay.exact
+        self.cumulative = self.spec.gate_record == "cumulative"
+        self.explicit = INVERSES[self.spec.inverse].explicit
+        self._none = np.empty((1, 1, 0, 1))
+
+    def pass_tokens(self, S: Tensor, rows: TokenRows, lengths: np.ndarray, out: Tensor, o: Tensor, d: Tensor) -> None:
+        """kernels.token_pass in this design's arithmetic."""
+        dot = self.arithmetic.dots.recurrent
+        kernels.token_pass(
+            S.numpy(), *rows, lengths, dot.block, dot.strided, self.codes, out.numpy(), o.numpy(), d.numpy()
+        )
+
+    def _ring(self, state: EmulatedState) -> tuple[np.ndarray, ...]:
+        field = {name: rows.numpy() for name, rows in state.records.items()}
+        lo = (field.get("k_hat_lo", self._none), field.get("d_lo", self._none))
+        return field["k_hat"], lo[0], field["d"], lo[1], field["g"]
+
+    def _verify_window(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
+        rows = window_rows(step.windows, self.arithmetic, self.spec.inverse)[step.index]
+        o, d = (torch.full(rows.v.shape, torch.nan, dtype=torch.float64) for _ in range(2))
+        C = self._operand(state)[0].view(state.checkpoint.shape)
+        low = "d_lo" in self.records and self.spec.history_read == "sum"
+        kernels.verify_window(
+            C.numpy(), *rows, self.explicit, *self._ring(state), low, self.cumulative, self.exact,
+            np.array(state.cursors.cache_base), np.array(history), step.windows.lengths[step.index],
+            self.codes, o.numpy(), d.numpy(),
+        )  # fmt: skip
+        return Verified(o, d)
+
+    def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Lazy:
+        base = self._base(state, range(state.slots), history)
+        run: Any = Pass(self, base, token_rows(step.windows, self.arithmetic)[step.index])
+        state.drafts = Lazy(run, state.shape, max(step.lengths))
+        return state.drafts
+
+    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: Any) -> None:
+        lengths = [0] * state.slots
+        for slot, n in zip(slots, accepted, strict=True):
+            lengths[slot] = n
+        value, sites = run.run(lengths), self.arithmetic.sites
+        for site, of in ((sites.snapshot, sites.step), (sites.checkpoint, sites.snapshot)):
+            if not site.keeps(of):
+                value = site(value)
+        self._set(state, slots, value if len(slots) == state.slots else value[list(slots)])
+
+    def _write(self, state: EmulatedState, step: Step, history: Sequence[int], result: Verified | Lazy) -> None:
+        if self.spec.verify == "tokens" or self.cumulative:
+            return super()._write(state, step, history, result)
+        cursors, live = state.cursors, step.windows.lengths[step.index]
+        first = np.array(cursors.cache_base) + np.array(cursors.write_pos)
+        for name in self.records:
+            ring = state.records[name].numpy()
+            if name == "d":
+                assert result.d is not None
+                lo = state.records["d_lo"].numpy() if "d_lo" in self.records else self._none
+                kernels.write_d(ring, lo, result.d.numpy(), first, live, self.codes)
+            elif name != "d_lo":
+                value = step.windows.stored(self.arithmetic, name)[step.index].numpy()
+                if ring.ndim == 3:
+                    ring, value = ring[..., None], value[..., None]
+                kernels.write_rows(ring, np.ascontiguousarray(value), first, live)
+        return None
+
+    def _folded(
+        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]
+    ) -> Tensor:
+        if self.spec.fold == "product":
+            return self._gathered(state, slots, lengths, state.checkpoint, True)
+        rows, a = Rows(state, slots, lengths), self.arithmetic
+        v, k, g, beta = (rows.read(name) for name in ("v", "k", "g", "beta"))
+        k_hat = a.sites.key(normalise(k, a.conventions)).contiguous()
+        scalars = token_scalars(v, beta, a.sites.decay(g.exp()), a)
+        operands = TokenRows(k_hat.numpy(), self._none, *(x.contiguous().numpy() for x in scalars))
+        S = state.checkpoint[list(slots)] if len(slots) < state.slots else state.checkpoint
+        out = torch.empty_like(S)
+        unused = torch.empty(*S.shape[:3], k.shape[2], dtype=torch.float64)
+        self.pass_tokens(S, operands, np.array(lengths), out, unused, unused)
+        if not a.sites.checkpoint.keeps(a.sites.step):
+            kernels.round_all(out.view(-1, S.shape[-1]).numpy(), self.codes[CODES.index("checkpoint")], code(EXACT))
+        return out
+
+    def _served(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        C = self._operand(state)[0].view(state.checkpoint.shape)
+        return self._gathered(state, slots, lengths, C, False)
+
+    def _gathered(
+        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], C: Tensor, kept: bool
+    ) -> Tensor:
+        out = torch.empty((len(slots), *state.checkpoint.shape[1:]), dtype=torch.float64)
+        base = np.array([state.cursors.cache_base[slot] for slot in slots])
+        low = "d_lo" in self.records and (kept or self.spec.history_read == "sum")
+        kernels.fold_product(
+            C.numpy(), *self._ring(state), low, self.cumulative, self.exact, np.array(slots), base,
+            np.array(lengths), self.codes, kept, out.numpy(),
+        )  # fmt: skip
+        return out
+
+    def _read_operand(self, state: EmulatedState, C: Tensor) -> Operand:
+        a = self.arithmetic
+        site, left, of = a.sites.state_operand, a.dots.state.left, a.sites.checkpoint
+        if left.parts == 2 or (site.keeps(of) and left.keeps(of)):
+            return super()._read_operand(state, C)
+        rounded = C.contiguous().clone()
+        kernels.round_all(rounded.view(-1, C.shape[-1]).numpy(), code(site, of), code(left))
+        return (rounded.view(-1, state.shape.group * state.shape.V, state.shape.K),)
+
+
+def distance(X: Tensor, S: Tensor) -> Tensor:
+    """metrics.state_errors on the CPU, in one pass."""
+    out = torch.empty((*S.shape[:2], 2), dtype=torch.float64)
+    kernels.distance(X.contiguous().numpy(), S.numpy(), out.numpy())
+    return out

@@ -1,0 +1,92 @@
+"""precision.round_to as a scalar function, and roundings as rows of numbers that a kernel can read."""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import float64, int64, njit
+from numba.extending import intrinsic
+
+from harness.arithmetic import Rounding
+from harness.precision import FORMATS
+
+EXACT, FP32, NEAREST, ZERO = range(4)
+INF, SATURATE, NAN = range(3)
+KIND, P, EMIN, EMAX, MAX, OVERFLOW = range(6)
+
+
+def code(rounding: Rounding, of: Rounding | None = None) -> np.ndarray:
+    """[6] what round_one reads; a rounding that keeps what `of` yields is no rounding. One part, not stochastic."""
+    row = np.zeros(6)
+    if rounding.exact or (of is not None and rounding.keeps(of)):
+        return row
+    f = FORMATS[rounding.format]
+    # fp32 to nearest is the host's own cast
+    kind = FP32 if rounding.native else {"nearest": NEAREST, "zero": ZERO}[rounding.mode]
+    row[:] = (kind, f.p, f.emin, f.emax, f.max, ("inf", "saturate", "nan").index(f.overflow))
+    return row
+
+
+@intrinsic
+def _bits(typing, x):  # type: ignore[no-untyped-def]
+    """The pattern of an fp64 number."""
+    return int64(float64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(64))
+
+
+@intrinsic
+def _number(typing, i):  # type: ignore[no-untyped-def]
+    """The fp64 number of a pattern."""
+    return float64(int64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.DoubleType())
+
+
+@njit(cache=True, error_model="numpy")
+def round_one(x, c):  # type: ignore[no-untyped-def]
+    """One number by one code; the arithmetic of precision.round_to."""
+    kind = c[KIND]
+    if kind == EXACT:
+        return x
+    if kind == FP32:
+        return np.float64(np.float32(x))
+    quantum = _number(_bits(x) & 0x7FF0000000000000)
+    quantum = min(max(quantum, 2.0 ** c[EMIN]), 2.0**1000) * 2.0 ** (1.0 - c[P])
+    y = x / quantum
+    if kind == NEAREST:
+        y = np.rint(y) * quantum
+        if abs(y) > c[MAX]:
+            if c[OVERFLOW] == INF:
+                return np.copysign(np.inf, y)
+            return np.copysign(c[MAX], y) if c[OVERFLOW] == SATURATE else np.nan
+        return y
+    if np.isinf(x):
+        return x if c[OVERFLOW] == INF else np.copysign(c[MAX], x) if c[OVERFLOW] == SATURATE else np.nan
+    y = np.trunc(y) * quantum
+    return np.copysign(c[MAX], y) if abs(y) > c[MAX] else y
+
+
+@njit(cache=True, error_model="numpy")
+def round_row(x, n, c):  # type: ignore[no-untyped-def]
+    """The first n numbers of x, in place."""
+    kind = c[KIND]
+    if kind == EXACT:
+        return
+    if kind == FP32:
+        for i in range(n):
+            x[i] = np.float64(np.float32(x[i]))
+        return
+    low, unit, limit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P]), c[MAX]
+    special = False
+    for i in range(n):
+        quantum = _number(_bits(x[i]) & 0x7FF0000000000000)
+        special |= quantum >= limit
+    if special:
+        # near the top of the range or not finite: one at a time
+        for i in range(n):
+            x[i] = round_one(x[i], c)
+    elif kind == NEAREST:
+        for i in range(n):
+            quantum = max(_number(_bits(x[i]) & 0x7FF0000000000000), low) * unit
+            x[i] = np.rint(x[i] / quantum) * quantum
+    else:
+        for i in range(n):
+            quantum = max(_number(_bits(x[i]) & 0x7FF0000000000000), low) * unit
+            x[i] = np.trunc(x[i] / quantum) * quantum

@@ -1,0 +1,124 @@
+"""Errors of states and tokens: relative, absolute at zero, and never made smaller by what is not a number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from harness.metrics import SinceLast, norms, per_interval, relative, state_errors, token_errors
+
+NAN, INF = float("nan"), float("inf")
+
+
+def random(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(size))
+
+
+def test_state_errors_are_the_formula() -> None:
+    """Faults: a norm over heads, or over one axis; a maximum without its sign; a scale of the wrong state."""
+    S, S_hat = random(3, 2, 5, 4), random(3, 2, 5, 4, seed=1)
+    found = state_errors(S_hat, S)
+    assert found.shape == (3, 2, 2)
+    for i in range(3):
+        for h in range(2):
+            E, T = (S_hat - S)[i, h].numpy(), S[i, h].numpy()
+            expected = [np.linalg.norm(E) / np.linalg.norm(T), abs(E).max() / abs(T).max()]
+            np.testing.assert_allclose(found[i, h], expected, rtol=1e-15 * 8)  # a dozen rounded operations
+    assert norms(torch.tensor([[-3.0, 2.0]]))[1] == 3 and norms(torch.tensor([[-2.0, 3.0]]))[1] == 3
+
+
+def test_a_zero_state_is_measured_absolutely() -> None:
+    """Fault: 0/0 = NaN at the first flush of a zero state, or an error divided by a tiny guard."""
+    S = torch.zeros(2, 3, 4, dtype=torch.float64)
+    S_hat = S.clone()
+    S_hat[1, 2, 3] = -0.25
+    assert state_errors(S_hat, S).tolist() == [[0, 0], [0.25, 0.25]]
+    assert relative((torch.tensor(2.0),), (torch.tensor(0.0),))[0] == 2.0  # type: ignore[arg-type]
+    assert token_errors(S_hat, S).tolist() == [[0, 0, 0, 0], [0, 0, 0, 0.25]]
+
+
+def test_token_errors_are_the_formula() -> None:
+    """Fault: tokens and value rows exchanged."""
+    x, x_hat = random(2, 5, 7), random(2, 5, 7, seed=1)
+    expected = np.linalg.norm((x_hat - x).numpy(), axis=1) / np.linalg.norm(x.numpy(), axis=1)
+    np.testing.assert_allclose(token_errors(x_hat, x), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_state_that_is_not_finite_has_no_small_error(bad: float) -> None:
+    """Fault: Python's max, or a comparison, that lets NaN pass as the smaller number."""
+    S, S_hat = random(1, 5, 4), random(1, 5, 4)
+    for at in ((0, 0), (2, 1), (4, 3)):
+        wrong = S_hat.clone()
+        wrong[0, at[0], at[1]] = bad
+        assert not torch.isfinite(state_errors(wrong, S)).any()
+        assert not np.isfinite(token_errors(wrong, S)[0, at[1]])
+
+
+def test_intervals_are_numpys_median_and_maximum() -> None:
+    """Faults: an interval one token early or late; the median of an even count; padding counted as an error."""
+    rng = np.random.default_rng(2)
+    errors, ends = 10.0 ** rng.uniform(-17, 2, (3, 40)), [1, 3, 4, 17, 18, 40]
+    middle, worst = per_interval(errors, ends)
+    for i, (b, e) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        np.testing.assert_array_equal(worst[i], errors[:, b:e].max(1))
+        np.testing.assert_allclose(middle[i], np.median(errors[:, b:e], 1), rtol=1e-15)
+    exact = per_interval(np.zeros((2, 5)), [2, 5])
+    assert (exact[0] == 0).all() and (exact[1] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_what_is_not_finite_never_lowers_an_interval(bad: float) -> None:
+    """Fault: nanmedian or nanmax, under which a design looks better the more of its tokens are broken."""
+    rng = np.random.default_rng(3)
+    clean = rng.random((1, 12))
+    middle, worst = per_interval(clean, [5, 12])
+    for at in range(12):
+        errors = clean.copy()
+        errors[0, at] = bad
+        low, high = per_interval(errors, [5, 12])
+        i = int(at >= 5)
+        assert not np.isfinite(high[i, 0])
+        assert low[i, 0] >= middle[i, 0]
+        assert low[1 - i, 0] == middle[1 - i, 0] and high[1 - i, 0] == worst[1 - i, 0]
+    half = clean.copy()
+    half[0, :3] = bad
+    assert not np.isfinite(per_interval(half, [5, 12])[0][0, 0])
+
+
+def naive(values: np.ndarray, live: np.ndarray, ends: list[list[int]], slots: int) -> list[np.ndarray]:
+    """Maxima between grid points, one window at a time."""
+    found = []
+    for b in range(slots):
+        since, rows = np.full(values.shape[2:], -np.inf), []
+        for i in range(len(values)):
+            if live[i, b]:
+                since = np.where(np.isnan(since) | np.isnan(values[i, b]), np.nan, np.maximum(since, values[i, b]))
+            if i in ends[b]:
+                rows.append(since)
+                since = np.full(values.shape[2:], -np.inf)
+        found.append(rows)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 60])
+def test_maxima_since_the_last_grid_point_do_not_know_the_blocks(size: int) -> None:
+    """Faults: a carry lost at a block's end, kept after a grid point, or shared by slots; idle windows counted."""
+    rng = np.random.default_rng(4)
+    W, B = 60, 3
+    values = rng.standard_normal((W, B, 2, 4))
+    values[rng.random(values.shape) < 0.02] = NAN
+    live = rng.random((W, B)) < 0.7
+    ends = [sorted(rng.choice(np.flatnonzero(live[:, b]), n, replace=False).tolist()) for b, n in enumerate((6, 1, 0))]
+    values[~live] = 1e9
+    expected, since = naive(values, live, ends, B), SinceLast(B)
+    found: list[list[np.ndarray]] = [[] for _ in range(B)]
+    for first in range(0, W, size):
+        part = [[e - first for e in mine if first <= e < first + size] for mine in ends]
+        for b, rows in enumerate(since.add(values[first : first + size], live[first : first + size], part)):
+            found[b] += list(rows)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert len(mine) == len(theirs)
+        for x, y in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(x, y)
