@@ -5,6 +5,8 @@ JOBS ?= auto
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+# the CPU kernels are compiled once and kept; later imports load them
+COMPILE := $(PY) -c 'import harness.compiled.kernels'
 INPUTS := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -52,12 +54,15 @@ $(VENV)/.torch: constraints.txt | $(PY)
 
 $(VENV)/.run: $(INPUTS) $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt -e .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt -e '.[dev,bench]'
+	$(COMPILE)
 	@touch $@ $(VENV)/.run $(VENV)/.bench
 
 $(VENV)/.bench: $(INPUTS) $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt -e '.[bench]'
+	$(COMPILE)
 	@touch $@ $(VENV)/.run

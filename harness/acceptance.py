@@ -24,9 +24,7 @@ def counter_hash(purpose: int, *parts: Tensor | Ints | int) -> Tensor:
     """64 mixed bits, as int64, of a purpose and integer parts, which broadcast; a pure function."""
     z = mix(torch.tensor(purpose))
     for part in parts:
-        z = mix(
-            z + (part if isinstance(part, Tensor) else torch.from_numpy(np.array(part, np.int64, order="C")))
-        )
+        z = mix(z + (part if isinstance(part, Tensor) else torch.from_numpy(np.array(part, np.int64, order="C"))))
     return z
 
 

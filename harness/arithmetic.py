@@ -269,7 +269,7 @@ class Arithmetic:
 
     def __hash__(self) -> int:
         # asked for at every step: the parts are hashed once
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        return self._hash  # type: ignore[attr-defined]
 
     def shown(self) -> dict[str, str]:
         """Site and product -> spelling, for manifests."""

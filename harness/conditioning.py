@@ -51,7 +51,7 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
     """Norm and spectral radius of the window operator, [W, B, HV] each. NaN where T is not finite."""
     k, beta = windows.keys(a)[0], windows.gates(a)[1]
     T, (_, eG, E) = windows.formed(a, inverse), windows.decays(a)
-    shape, group, m = beta.shape[:3], windows.shape.group, windows.m
+    group, m = windows.shape.group, windows.m
     P = windows.memo(("gram", a.sites.key, a.conventions), lambda: k @ k.transpose(-1, -2))
     P = P.repeat_interleave(group, 2) if group > 1 else P
     X = (beta * eG)[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
@@ -62,7 +62,7 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
     # rounding can push a Gram matrix of repeated keys below zero by its own size; 1e-13 is above that
     root = torch.linalg.cholesky_ex(P + 1e-13 * torch.eye(m, dtype=P.dtype, device=P.device))[0]
     excess = torch.linalg.eigvalsh(root.transpose(-1, -2) @ Z @ root)[..., -1]
-    wide = windows.shape.K > m
+    wide = m < windows.shape.K
     outside = last if wide else torch.zeros_like(last)
     norm = torch.maximum((last.square() + excess).clamp_min(0).sqrt(), outside)
     radius = outside.clone()

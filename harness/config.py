@@ -95,6 +95,7 @@ class Config:
         ]
     )
     reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
+    engine: str = "auto"  # of emulated designs: torch (readable, any device) | compiled (CPU) | auto
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core
     results_dir: str = "results/runs"
@@ -151,6 +152,7 @@ def validate(config: Config) -> None:
     _one_of("acceptance.kind", config.acceptance.kind, ("uniform", "all", "none", "geometric", "fixed"))
     _one_of("ring.fold_when", ring.fold_when, ("next", "commit"))
     _one_of("reference", config.reference, ("fp64", "own"))
+    _one_of("engine", config.engine, ("auto", "torch", "compiled"))
     _one_of("device", config.device, ("auto", "cpu", "cuda"))
     p = config.acceptance.p
     if config.acceptance.kind == "geometric" and (p is None or not 0 <= p <= 1):

@@ -37,9 +37,7 @@ class Stream:
     gate file that cannot be used; InputError for the gates in it.
     """
 
-    def __init__(
-        self, config: DecodeConfig, shape: Shape, *, heads: slice = slice(None), device: str = "cpu"
-    ) -> None:
+    def __init__(self, config: DecodeConfig, shape: Shape, *, heads: slice = slice(None), device: str = "cpu") -> None:
         if config.family not in FAMILIES:
             raise ConfigError(f"decode.family: {config.family!r} is not one of {', '.join(FAMILIES)}")
         self.family = FAMILIES[config.family]

@@ -67,9 +67,7 @@ def _sample(table: Floats, name: str, head: int, number: int, seed: int, size: t
 Keys = Callable[[Draw, str, int], Floats]  # (draw, "q" | "k", key head) -> [count, K]
 Values = Callable[[Draw, int, Floats], Floats]  # (draw, value head, its keys [count, K]) -> [V, count]
 Pair = tuple[Doubles, Doubles]  # (g, beta), [count] each
-Gates = Callable[
-    [Draw, int, Doubles, Doubles], Pair
-]  # (draw, value head, trained g, trained beta) -> its own
+Gates = Callable[[Draw, int, Doubles, Doubles], Pair]  # (draw, value head, trained g, trained beta) -> its own
 State = Callable[[Draw, int], Floats]  # (draw, value head) -> [V, K]
 
 
@@ -240,7 +238,5 @@ FAMILIES: dict[str, Family] = {
     "zero_key": Family("key scales 1 to 1e-4 and exactly 0: the norm's eps matters", tiny_keys),
     # arXiv 2411.12537: negative eigenvalues, the only family whose (I+A)^-1 itself is large
     "beta_two": Family("beta 1.97 on coherent keys", coherent, gates=constant(beta=1.97), coherence=0.77),
-    "alternating": Family(
-        "v, then -v on one key: write and erase", one_key, write_erase, constant(-1.1e-4, 0.97)
-    ),
+    "alternating": Family("v, then -v on one key: write and erase", one_key, write_erase, constant(-1.1e-4, 0.97)),
 }

@@ -36,9 +36,7 @@ class Law:
     """
 
     kind: str
-    level: (
-        float  # error the law gives at the last token count; of a diverged series, the median of the finite
-    )
+    level: float  # error the law gives at the last token count; of a diverged series, the median of the finite
     shape: str = ""  # key of SHAPES
     exponent: float | None = None  # p of t^p; of a saturating law, that of its early growth
     time_constant: float | None = None  # τ in tokens, of a saturating or exponential law

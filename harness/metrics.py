@@ -8,20 +8,18 @@ from torch import Tensor
 
 
 def state_errors(S_hat: Tensor, S: Tensor) -> Tensor:
-    """||S_hat - S||_F / ||S||_F and max|S_hat - S| / max|S| over [..., V, K], stacked last; absolute where S is 0."""
-    return torch.stack(relative(norms(S_hat - S), norms(S)), -1)
+    """||S_hat - S||_F / ||S||_F and max|S_hat - S| / max|S| of [n, HV, V, K], [n, HV, 2]; absolute where S is 0."""
+    if S.device.type == "cpu":
+        from harness.compiled.design import distance
+
+        return distance(S_hat, S)
+    return torch.stack([e / torch.where(s == 0, 1.0, s) for e, s in zip(norms(S_hat - S), norms(S), strict=True)], -1)
 
 
 def norms(x: Tensor) -> tuple[Tensor, Tensor]:
     """Frobenius and max norm over the last two axes."""
     flat = x.flatten(-2)
-    low, high = torch.aminmax(flat, dim=-1)
-    return torch.linalg.vector_norm(flat, dim=-1), torch.maximum(high, -low)
-
-
-def relative(error: tuple[Tensor, Tensor], scale: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """error / scale, with a scale of zero counting as one."""
-    return [e / torch.where(s == 0, 1.0, s) for e, s in zip(error, scale, strict=True)]
+    return torch.linalg.vector_norm(flat, dim=-1), flat.abs().amax(-1)
 
 
 def token_errors(x_hat: Tensor, x: Tensor) -> np.ndarray:
@@ -61,10 +59,10 @@ class SinceLast:
         values = np.where(live[:, :, None, None], values, -np.inf)
         found = []
         for b, steps in enumerate(ends):
-            mine = values[:, b]
-            if self.carry[b] is not None:
+            mine, carry = values[:, b], self.carry[b]
+            if carry is not None:
                 mine = mine.copy()
-                mine[0] = np.maximum(mine[0], self.carry[b])
+                mine[0] = np.maximum(mine[0], carry)
             bounds = [0, *(s + 1 for s in steps)]
             tail = bounds[-1] < len(mine)
             maxima = np.maximum.reduceat(mine, bounds if tail else bounds[:-1], axis=0)

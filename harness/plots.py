@@ -73,8 +73,7 @@ def settings(config: Config, device: str) -> dict[str, str]:
     found = {
         "model": f"{config.model.name} ({size})",
         "family": decode.family + (" with captured gates" if decode.gates else ""),
-        "tokens": f"{decode.tokens:,}"
-        + (f" after a prefill of {decode.prefill:,}" if decode.prefill else ""),
+        "tokens": f"{decode.tokens:,}" + (f" after a prefill of {decode.prefill:,}" if decode.prefill else ""),
         "L": f"{ring.length}",
         "window": f"1..{decode.window}" if decode.ragged else f"{decode.window}",
         "acceptance": accept.kind + more,
@@ -166,9 +165,7 @@ def _scales(
         axis.spines[["top", "right"]].set_visible(False)
         for drawn, edge, text in ((zeros, 0.0, "exact 0"), (bad, 1 - STRIP, "NaN, inf")):
             if drawn:
-                row = Rectangle(
-                    (0, edge), 1, STRIP, transform=axis.transAxes, color="#f0f0f0", lw=0, zorder=0
-                )
+                row = Rectangle((0, edge), 1, STRIP, transform=axis.transAxes, color="#f0f0f0", lw=0, zorder=0)
                 axis.add_patch(row)
                 labels.append((text, edge + STRIP / 2, "axes fraction"))
         for name, unit in UNITS.items():

@@ -133,16 +133,12 @@ def quantiles(rows: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {
         "variant": np.array(names, object)[pairs[:, 0]] if len(pairs) else np.array([], object),
         "flush": pairs[:, 1],
-        "tokens": group_quantiles(rows["tokens"].to_numpy().astype(float), groups.ravel(), [0.5])[
-            :, 0
-        ].astype(int),
+        "tokens": group_quantiles(rows["tokens"].to_numpy().astype(float), groups.ravel(), [0.5])[:, 0].astype(int),
         "rows": np.bincount(groups.ravel()),
     }
     columns = {name: np.repeat(x, len(Q)) for name, x in columns.items()}
     columns["quantile"] = np.tile(Q, len(pairs))
-    arrays = [
-        pa.array(columns[f.name], f.type) for f in list(QUANTILES)[: len(KINDS) + 1] if f.name != "variant"
-    ]
+    arrays = [pa.array(columns[f.name], f.type) for f in list(QUANTILES)[: len(KINDS) + 1] if f.name != "variant"]
     arrays.insert(0, pa.array(columns["variant"].tolist(), pa.string()).dictionary_encode())
     arrays += [_metric(rows[name], groups.ravel(), len(pairs)) for name in METRICS]
     return pa.table(arrays, schema=QUANTILES)
@@ -157,9 +153,7 @@ def _metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array
     if len(some):
         found[some] = group_quantiles(column.drop_null().to_numpy(), own, Q)
         absent[some] = False
-    return pa.array(
-        shortened(to_float32(found.ravel())), pa.float32(), mask=absent.ravel(), from_pandas=False
-    )
+    return pa.array(shortened(to_float32(found.ravel())), pa.float32(), mask=absent.ravel(), from_pandas=False)
 
 
 def shortened(x: np.ndarray) -> np.ndarray:

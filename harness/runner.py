@@ -18,18 +18,20 @@ from harness.arithmetic import Arithmetic, Conventions
 from harness.conditioning import conditioning, has_operator, residual, window_operator
 from harness.config import Config
 from harness.decode import Stream
-from harness.metrics import SinceLast, norms, per_interval, relative, token_errors
+from harness.errors import ConfigError
+from harness.metrics import SinceLast, per_interval, state_errors, token_errors
 from harness.reference.emulated import Emulated, EmulatedState
 from harness.reference.oracle import Oracle
 from harness.ring import RingSpec
 from harness.schedule import Block, Schedule
 from harness.tokens import Shape
-from harness.variants import load
+from harness.variants import VariantSpec, load
 from harness.watch import first_nonfinite
 from harness.window import Step, Windows
 
 Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
+INNER = ("inverse_residual", "operator_norm", "operator_radius")
 BLOCK_BYTES = 16 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
 
 
@@ -63,7 +65,7 @@ class Runner:
         ring = config.ring
         self.grid = RingSpec(ring.length, ring.max_window, ring.flush_at or 0, ring.fold_when)
         self.initial = self.stream.initial_state()
-        self.designs = designs(config)
+        self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}
         self.block_steps = steps or block_steps(config, count)
 
@@ -99,12 +101,11 @@ class Runner:
             size = min(PREFILL.max_window, decode.prefill - t)
             tokens = self.stream.tokens(torch.full((B,), t), size).map(lambda x: x[None])
             windows = Windows(tokens, np.full((1, B), size), self.shape)
-            flat = Windows(tokens, np.full((1, B), size), self.shape)
             for oracle in oracles.values():
-                oracle.advance(flat, 0, 1, list(range(B)))
+                oracle.advance(windows, 0, 1, list(range(B)))
             for design in self.designs:
                 step = Step(windows, 0)
-                filler = Emulated(design.spec, PREFILL, design.arithmetic)
+                filler = type(design)(design.spec, PREFILL, design.arithmetic)
                 filler.verify(states[design.spec.name], step)
                 filler.commit(states[design.spec.name], step.slots, step.lengths)
             progress(size * B)
@@ -121,8 +122,7 @@ class Runner:
 
     def _create(self, design: Emulated, ring: RingSpec, initial: Tensor) -> EmulatedState:
         d = self.config.decode
-        maker = Emulated(design.spec, ring, design.arithmetic)
-        return maker.create(
+        return type(design)(design.spec, ring, design.arithmetic).create(
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
@@ -143,22 +143,22 @@ class Runner:
                 for conventions, oracle in oracles.items():
                     S, o, d = oracle.advance(pieces[0], first, count, event.slots)
                     seen.truth[conventions].append((o, d))
-                    truth[conventions] = S, norms(S)
-                seen.zero.append((truth[next(iter(truth))][1][1] == 0).cpu().numpy())
+                    truth[conventions] = S
+                seen.zero.append(~truth[next(iter(truth))].flatten(2).any(-1).cpu().numpy())
                 for arm in arms:
-                    self._read(arm, event.slots, *truth[arm.reference], seen.errors[arm.name])
+                    self._read(arm, event.slots, truth[arm.reference], seen.errors[arm.name])
         for arm in arms:
             keep_tokens(arm, outputs[arm.name], block)
         return seen
 
-    def _read(self, arm: Arm, slots: list[int], S: Tensor, scale: tuple[Tensor, Tensor], into: list[Any]) -> None:
+    def _read(self, arm: Arm, slots: list[int], S: Tensor, into: list[Any]) -> None:
         cursors = arm.state.cursors
         own = [(cursors.write_pos[s], cursors.is_flush[s] or cursors.write_pos[s] == 0) for s in slots]
         served = arm.design.read(arm.state, "served", slots)
+        first = state_errors(served, S)
         kept = arm.design.read(arm.state, "kept", slots)
-        first = torch.stack(relative(norms(served - S), scale))
-        second = first if kept is served else torch.stack(relative(norms(kept - S), scale))
-        into.append((own, torch.cat((first, second)).cpu().numpy()))
+        second = first if kept is served else state_errors(kept, S)
+        into.append((own, torch.cat((first, second), -1).cpu().numpy()))
 
     # --- rows -------------------------------------------------------------------------------------------------
 
@@ -208,14 +208,16 @@ class Runner:
         rows: dict[str, Any] = dict(self._keys(block))
         own = [x for o, _ in seen.errors[arm.name] for x in o]
         rows["history"], rows["folded"] = (np.repeat(x, self.shape.HV) for x in zip(*own, strict=True))
-        errors = np.concatenate([e.reshape(4, -1) for _, e in seen.errors[arm.name]], 1)
-        rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), errors, strict=True))
+        errors = np.concatenate([e.reshape(-1, 4) for _, e in seen.errors[arm.name]])
+        rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), errors.T, strict=True))
         for name in ("d", "o"):
             middle, worst = self._token_rows(block, arm, name, seen)
             rows[f"{name}_med"], rows[f"{name}_max"] = middle, worst
         if inner is not None:
             columns = self._ordered(block, inner)
-            for i, name in zip(range(columns.shape[1]), ("inverse_residual", "operator_norm", "operator_radius"), strict=False):
+            for i, name in zip(
+                range(columns.shape[1]), ("inverse_residual", "operator_norm", "operator_radius"), strict=False
+            ):
                 rows[name] = columns[:, i]
         rows["zero_state"] = np.concatenate([z.reshape(-1) for z in seen.zero])
         rows["nonfinite_stage"] = self._stages(block, windows, arm, before, rows)
@@ -293,13 +295,31 @@ def _ends(block: Block) -> list[list[int]]:
     return ends
 
 
-def designs(config: Config) -> list[Emulated]:
-    """The designs a configuration names, each in the run's precision and on its own ring."""
-    made = []
+def designs(config: Config, device: str = "cpu") -> list[Emulated]:
+    """The designs a configuration names, each in the run's precision, on its own ring and by its engine.
+
+    engine=auto compiles what can be compiled on the CPU; engine=compiled refuses the rest, naming the design.
+    """
+    made: list[Emulated] = []
     for name in config.variants:
         spec = load(name)
-        arithmetic: Arithmetic = spec.arithmetic(config.precision)
-        made.append(Emulated(spec, spec.ring(config.ring), arithmetic))
+        ring, arithmetic = spec.ring(config.ring), spec.arithmetic(config.precision)
+        why = "engine torch asked for" if config.engine == "torch" else why_not(spec, arithmetic, device)
+        if why and config.engine == "compiled":
+            raise ConfigError(f"engine: {name} cannot be compiled: {why}")
+        if why:
+            made.append(Emulated(spec, ring, arithmetic))
+        else:
+            from harness.compiled.design import Compiled
+
+            made.append(Compiled(spec, ring, arithmetic))
     return made
 
 
+def why_not(spec: VariantSpec, arithmetic: Arithmetic, device: str) -> str | None:
+    """Why a design runs in torch, or None."""
+    if device != "cpu":
+        return "compiled steps run on the CPU"
+    from harness.compiled.design import unsupported
+
+    return unsupported(spec, arithmetic)

@@ -95,9 +95,7 @@ class Block:
 class Schedule:
     """Iterates over Blocks of at most `steps` steps until every slot has committed `tokens` tokens."""
 
-    def __init__(
-        self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int
-    ):
+    def __init__(self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int):
         self.decode, self.acceptance, self.grid = decode, acceptance, grid
         self.end = first + tokens
         B = decode.slots

@@ -112,9 +112,7 @@ def _series(name: str, rows: pd.DataFrame, groups: np.ndarray, middle: str, top:
 
 def limits(series: Mapping[str, Sequence[Series]]) -> tuple[float, float]:
     """Decades that hold every drawable value of all panels; 1e-8..1 where there is none."""
-    lists = [
-        drawable(x) for group in series.values() for s in group for x in (s.median, s.low, s.high, s.top)
-    ]
+    lists = [drawable(x) for group in series.values() for s in group for x in (s.median, s.low, s.high, s.top)]
     shown = np.concatenate([*lists, np.array([])])
     shown = shown[np.isfinite(shown)]
     if not shown.size:

@@ -49,9 +49,7 @@ class Shape:
             best = int(np.argmin([self.deviation(z, t, y) for z in edges]))
             low, high = edges[max(best - 1, 0)], edges[min(best + 1, self.cells)]
         options = {"xatol": 1e-4 * (high - low)}
-        found = minimize_scalar(
-            self.deviation, bounds=(low, high), args=(t, y), method="bounded", options=options
-        )
+        found = minimize_scalar(self.deviation, bounds=(low, high), args=(t, y), method="bounded", options=options)
         return float(found.x)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -37,7 +39,7 @@ def shares(config: Config, device: str) -> list[slice]:
     wanted = config.workers or len(os.sched_getaffinity(0))
     count = 1 if device == "cuda" else min(wanted, H)
     edges = [H * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]:
@@ -45,52 +47,62 @@ def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]
     parts = shares(config, device)
     steps = block_steps(config, max(p.stop - p.start for p in parts))
     torch.set_num_threads(1)
+    if device == "cpu":
+        # compiled or loaded once, before the processes part
+        import harness.compiled.kernels  # noqa: F401
     if len(parts) == 1:
         keep_memory()
         with torch.inference_mode():
             yield from Runner(config, parts[0], device, steps).run(progress)
         return
     context = multiprocessing.get_context("fork")
-    pipes, processes = [], []
+    workers: list[tuple[Connection, Any]] = []
     for part in parts:
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, config, part, device, steps), daemon=True)
+        # a child that kept a reading end would never notice that its parent has died
+        inherited = [ours, *(pipe for pipe, _ in workers)]
+        process = context.Process(target=_work, args=(theirs, inherited, config, part, device, steps), daemon=True)
         process.start()
         theirs.close()
-        pipes.append(ours)
-        processes.append(process)
+        workers.append((ours, process))
     try:
-        yield from _gather(pipes, processes, progress)
+        yield from _gather(workers, progress)
     finally:
-        for process in processes:
+        for _, process in workers:
             process.terminate()
             process.join()
 
 
-def _gather(pipes: list[Connection], processes: list[Any], progress: Progress) -> Iterator[list[Rows]]:
-    while pipes:
-        for i, pipe in enumerate(list(pipes)):
+def _gather(workers: list[tuple[Connection, Any]], progress: Progress) -> Iterator[list[Rows]]:
+    """One block of every share in turn; the first share's tokens count for all."""
+    open_ = list(workers)
+    while open_:
+        for worker in list(open_):
+            pipe, process = worker
             while True:
                 try:
                     kind, value = pipe.recv()
                 except EOFError:
-                    processes[i].join()
-                    code = processes[i].exitcode
-                    raise RuntimeError(f"a worker process died with status {code} before its share was done") from None
-                if kind == "tokens":
-                    if i == 0:
-                        progress(value)
+                    process.join()
+                    text = f"a worker process died with status {process.exitcode} before its share was done"
+                    raise RuntimeError(text) from None
+                if kind == "tokens" and worker is workers[0]:
+                    progress(value)
                 elif kind == "rows":
                     yield value
                     break
                 elif kind == "error":
                     raise value
-                else:
-                    pipes.remove(pipe)
+                elif kind == "done":
+                    open_.remove(worker)
                     break
 
 
-def _work(pipe: Connection, config: Config, part: slice, device: str, steps: int) -> None:
+def _work(pipe: Connection, inherited: list[Connection], config: Config, part: slice, device: str, steps: int) -> None:
+    # the parent answers Ctrl-C and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in inherited:
+        other.close()
     torch.set_num_threads(1)
     keep_memory()
     try:
@@ -101,7 +113,7 @@ def _work(pipe: Connection, config: Config, part: slice, device: str, steps: int
     except HarnessError as error:
         pipe.send(("error", error))
     except BrokenPipeError:
-        pass
+        return
     except Exception:
         pipe.send(("error", RuntimeError(f"in a worker process:\n{traceback.format_exc()}")))
 

@@ -131,9 +131,7 @@ def table(summary: dict[str, Any], where: str = "") -> Table:
     lines += [_bad_line(name, entry) for name, entry in variants.items() if entry["nonfinite"]]
     if summary["oracle"]:
         pairs = [("cond₂", "cond2"), ("Skeel", "skeel"), ("max|A|^p", "max_power")]
-        found = [
-            f"{text} {float(summary['oracle'][k]['max']):.3g}" for text, k in pairs if k in summary["oracle"]
-        ]
+        found = [f"{text} {float(summary['oracle'][k]['max']):.3g}" for text, k in pairs if k in summary["oracle"]]
         lines.append(f"I+A of the windows, at most: {', '.join(found)}")
     drawn.caption = "\n".join(lines + ([where] if where else []))
     return drawn

@@ -25,9 +25,7 @@ class Shape:
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}: {getattr(self, name)} is not a positive size")
         if self.HV % self.H:
-            raise ConfigError(
-                f"model.value_heads: {self.HV} value heads do not divide over {self.H} key heads"
-            )
+            raise ConfigError(f"model.value_heads: {self.HV} value heads do not divide over {self.H} key heads")
 
     @property
     def group(self) -> int:

@@ -66,9 +66,7 @@ def load(path: str) -> Trace:
     wrong = ~((beta >= 0) & (beta <= 2))
     if wrong.any():
         token, head = wrong.nonzero()[0].tolist()
-        raise InputError(
-            f"{where}: beta: {beta[token, head].item():g} at token {token}, head {head} is not in [0, 2]"
-        )
+        raise InputError(f"{where}: beta: {beta[token, head].item():g} at token {token}, head {head} is not in [0, 2]")
     return Trace(g, beta)
 
 

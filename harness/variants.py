@@ -18,9 +18,7 @@ from harness.errors import ConfigError
 from harness.reference.inverse import INVERSES
 from harness.ring import RingSpec
 
-CONFIGS = next(
-    p for p in (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs") if p.is_dir()
-)
+CONFIGS = next(p for p in (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs") if p.is_dir())
 # a draw per element makes sense where a state is stored; elsewhere no kernel does it
 STOCHASTIC = ("step", "checkpoint", "snapshot")
 
@@ -54,19 +52,13 @@ class VariantSpec:
         }
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
-                raise ConfigError(
-                    f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}"
-                )
-        if self.fold == "snapshot" and (
-            self.verify != "tokens" or (self.flush_at, self.fold_when) != (1, "commit")
-        ):
+                raise ConfigError(f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}")
+        if self.fold == "snapshot" and (self.verify != "tokens" or (self.flush_at, self.fold_when) != (1, "commit")):
             raise ConfigError(
                 f"variant {self.name}: fold: snapshot needs verify: tokens, flush_at: 1 and fold_when: commit"
             )
         if self.gate_record == "cumulative" and self.fold != "product":
-            raise ConfigError(
-                f"variant {self.name}: gate_record: cumulative gates cannot be replayed token by token"
-            )
+            raise ConfigError(f"variant {self.name}: gate_record: cumulative gates cannot be replayed token by token")
 
     def records(self, a: Arithmetic) -> tuple[str, ...]:
         """The fields its ring keeps."""
@@ -85,9 +77,7 @@ class VariantSpec:
         window = 1 if self.fold_current else run.max_window
         flush_at = run.flush_at if self.flush_at is None else self.flush_at
         if self.fold_current and run.max_window != 1:
-            raise ConfigError(
-                f"variant {self.name}: decodes one token a step; set ring.max_window=1 decode.window=1"
-            )
+            raise ConfigError(f"variant {self.name}: decodes one token a step; set ring.max_window=1 decode.window=1")
         if self.fold_current and flush_at is None:
             flush_at = run.length - 1
         return RingSpec(run.length, window, flush_at or 0, self.fold_when or run.fold_when)
@@ -116,9 +106,7 @@ def overlay(own: Arithmetic, precision: PrecisionConfig) -> Arithmetic:
         dots = Dots(**dict.fromkeys(PRODUCTS, Dot.parse("precision.dots", precision.dots)))
     for name in precision.keep:
         if name not in SITES + PRODUCTS:
-            raise ConfigError(
-                f"precision.keep: {name!r} is no site or product; have {', '.join(SITES + PRODUCTS)}"
-            )
+            raise ConfigError(f"precision.keep: {name!r} is no site or product; have {', '.join(SITES + PRODUCTS)}")
         if name in SITES:
             sites = replace(sites, **{name: getattr(own.sites, name)})
         else:
@@ -145,17 +133,13 @@ def _known(key: str, table: dict[str, Any], names: tuple[str, ...]) -> None:
             raise ConfigError(f"{key}.{name}: unknown; have {', '.join(names)}")
 
 
-def _table(
-    key: str, table: dict[str, str], names: tuple[str, ...], parse: Any, otherwise: Any
-) -> dict[str, Any]:
+def _table(key: str, table: dict[str, str], names: tuple[str, ...], parse: Any, otherwise: Any) -> dict[str, Any]:
     _known(key, table, (*names, "default"))
     default = parse(f"{key}.default", table["default"]) if "default" in table else otherwise
     found = dict.fromkeys(names, default)
     for name, text in table.items():
         if name != "default":
-            found[name] = (
-                _rounding(f"{key}.{name}", name, text) if names is SITES else parse(f"{key}.{name}", text)
-            )
+            found[name] = _rounding(f"{key}.{name}", name, text) if names is SITES else parse(f"{key}.{name}", text)
     return found
 
 

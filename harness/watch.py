@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class Log:
         self.count += 1
         if torch.isfinite(x).all():
             return
-        for lead, heads in ((self.steps, self.shape.HV), (self.steps, self.shape.H), (1, self.shape.HV), (1, self.shape.H)):
+        for lead, heads in product((self.steps, 1), (self.shape.HV, self.shape.H)):
             rows = lead * self.slots * heads
             size = 1
             for i, n in enumerate(x.shape):
@@ -57,7 +58,6 @@ class WatchedRounding(Rounding):
         y = super().__call__(x, key, of)
         self.log.look(self.name, y)
         return y
-
 
     def into(self, x: Tensor, key: Tensor | None = None) -> Tensor:
         return self(x, key)

@@ -169,13 +169,11 @@ class Windows:
             kq = kq.view(self.W, M, s.K, 2 * self.m)
             state = self.memo(("read kq", a.dots.state.right, of), lambda: a.dots.state.rhs(kq, of))
             score = self.memo(("read kq", a.dots.history_score.right, of), lambda: a.dots.history_score.rhs(kq, of))
-            A, F = self.scores(a)
-            X = self.formed(a, inverse)
-            if INVERSES[inverse].explicit:
-                X = X.transpose(-1, -2).contiguous()
+            formed = self.formed(a, inverse)
             # a solve on the right-hand side has no product R T' to read operands for
-            X = a.dots.solve.rhs(X, a.sites.inverse) if INVERSES[inverse].explicit else (X,)
-            F = a.dots.output.rhs(F.transpose(-1, -2).contiguous(), a.sites.gram)
+            explicit = INVERSES[inverse].explicit
+            X = a.dots.solve.rhs(formed.mT.contiguous(), a.sites.inverse) if explicit else (formed,)
+            F = a.dots.output.rhs(self.scores(a)[1].mT.contiguous(), a.sites.gram)
             square = (self.W, N, self.m, self.m)
             columns = (
                 _unbind(state),

@@ -93,7 +93,9 @@ def close(what: str, x: Any, y: Any, tolerance: float = TOL) -> None:
     assert error <= tolerance, f"{what}: off by {error:.2e}"
 
 
-def design(spec: VariantSpec | str, ring: RingConfig | None = None, precision: PrecisionConfig | None = EXACT) -> Emulated:
+def design(
+    spec: VariantSpec | str, ring: RingConfig | None = None, precision: PrecisionConfig | None = EXACT
+) -> Emulated:
     """A design by name or declaration. A design that decodes one token a step gets a ring of max_window 1."""
     spec = load(spec) if isinstance(spec, str) else spec
     ring = ring or RingConfig()
@@ -123,7 +125,9 @@ def windows(tokens: Tokens, lengths: Any, shape: Shape = SHAPE, pad: float = flo
 class Beside:
     """A design and the loop, step by step on the same tokens. truth[b]: the last states of slot b, newest last."""
 
-    def __init__(self, maker: Emulated, initial: torch.Tensor, shape: Shape = SHAPE, tolerance: float = TOL, seed: int = 0):
+    def __init__(
+        self, maker: Emulated, initial: torch.Tensor, shape: Shape = SHAPE, tolerance: float = TOL, seed: int = 0
+    ):
         self.design, self.tolerance = maker, tolerance
         self.conventions = maker.arithmetic.conventions
         self.state = maker.create(shape, len(initial), initial, seed=seed)
@@ -202,8 +206,19 @@ def same(x: list[list[torch.Tensor]], y: list[list[torch.Tensor]]) -> bool:
     )
 
 
-def fuzz(maker: Emulated, seed: int, steps: int = 40, slots: int = 3, resets: tuple[float, ...] = (-160.0, -np.inf), shape: Shape = SHAPE) -> None:
-    """Random steps of `maker` beside the loop: ragged and idle windows, aborts, poisoned reuse, copies, snapshots."""
+def fuzz(
+    maker: Emulated,
+    seed: int,
+    steps: int = 40,
+    slots: int = 3,
+    resets: tuple[float, ...] = (-160.0, -np.inf),
+    shape: Shape = SHAPE,
+    conventions: Conventions | None = None,
+) -> None:
+    """Random steps of `maker` beside the loop: ragged and idle windows, aborts, poisoned reuse, copies, snapshots.
+
+    conventions: of the loop, where they are not the design's own.
+    """
     rng = np.random.default_rng(seed)
     m = maker.ring.max_window
     lengths = rng.integers(0, m + 1, (steps, slots))
@@ -212,6 +227,7 @@ def fuzz(maker: Emulated, seed: int, steps: int = 40, slots: int = 3, resets: tu
     table = draw(rng, steps, slots, m, shape=shape, resets=resets), lengths
     ready = windows(*table, shape=shape)
     pair = Beside(maker, start(rng, slots, shape), shape)
+    pair.conventions = conventions or pair.conventions
     for i in range(steps):
         accepted = {b: int(rng.integers(1, n + 1)) for b, n in enumerate(lengths[i]) if n}
         if rng.random() < 0.1 and not maker.spec.fold_current:

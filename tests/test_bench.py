@@ -100,11 +100,14 @@ def test_rates_and_ratios_are_those_of_the_medians():
     decode = DecodeConfig(tokens=300, prefill=100, slots=2)
     config = Config(model=ModelConfig(value_heads=16), decode=decode, acceptance=AcceptanceConfig())
     seconds = {"all arms": [9.0, 4.0, 5.0], "transformers, 2 threads": [1.0, 8.0, 2.0]}
+    seconds["transformers, 1 thread"] = [4.0, 4.0, 4.0]
     facts = {"device": "cpu", "threads": 2, "peer": {"version": "5"}}
     result = bench.results(config, seconds, facts)
     line = result["measured"]["all arms"]
     assert (line["median"], line["tokens_heads_per_second"]) == (5.0, 400 * 2 * 16 / 5.0)
-    assert line["passes"] == {"transformers, 2 threads": 2.5}
+    assert line["passes"] == {"transformers, 2 threads": 2.5, "transformers, 1 thread": 1.25}
+    # the ratio that is quoted is the one that flatters least
+    assert result["faster_peer"] == "transformers, 2 threads"
 
 
 def test_passes_are_interleaved(monkeypatch):

@@ -10,14 +10,16 @@ import pytest
 import torch
 from helpers import SHAPE, bf16, decode, design, draw, rings, same, start, windows
 
+from harness.arithmetic import PRODUCTS, SITES
 from harness.config import PrecisionConfig, RingConfig
 from harness.precision import FORMATS
 from harness.reference.emulated import Emulated
+from harness.reference.inverse import INVERSES
 from harness.tokens import Tokens
 from harness.variants import VariantSpec, load, names
-from harness.window import Windows
+from harness.window import Step, Windows
 
-OWN = PrecisionConfig()
+OWN, FP32 = PrecisionConfig(), PrecisionConfig(base="fp32")
 STOCHASTIC = PrecisionConfig(sites={"step": "bf16:stochastic", "checkpoint": "bf16:stochastic"})
 ROUNDED = [*names(), "decode"]
 REPLAY = VariantSpec(**{**vars(load("exact_recurrent")), "name": "replay", "fold": "replay", "flush_at": None, "fold_when": None})
@@ -167,16 +169,40 @@ def test_windows_of_other_batches_are_the_same_windows() -> None:
     """Fault: a value computed for some hundred windows at once that depends on how many there are."""
     initial, tokens, lengths, accepted = case(8, 12, 2, 4)
     for name in ("chunked_bf16", "exact_fold", "null_arm"):
-        whole = decode(made(name), initial, windows(tokens, lengths), accepted)
-        maker, parts = made(name), [[], []]
+        maker = made(name)
+        whole, parts = decode(maker, initial, windows(tokens, lengths), accepted), [[], []]
         state = maker.create(SHAPE, 2, initial)
         for i in range(12):
-            from harness.window import Step
-
             step = Step(windows(tokens.map(lambda x, i=i: x[i : i + 1]), lengths[i : i + 1]), 0)
             result = maker.verify(state, step)
             maker.commit(state, step.slots, accepted[i][step.slots].tolist())
             for slot in step.slots:
-                n = accepted[i, slot]
-                parts[slot] += [result.o[slot, :, :, :n], *(maker.read(state, w, [slot])[0] for w in ("served", "kept"))]
+                states = [maker.read(state, which, [slot])[0].clone() for which in ("served", "kept")]
+                parts[slot] += [result.o[slot, :, :, : accepted[i, slot]].clone(), *states]
         assert same(parts, whole), name
+
+
+ONE_CHANGE: dict[str, dict[str, Any]] = {
+    **{f"site {s}": {"precision": replace(FP32, sites={s: "bf16"})} for s in SITES},
+    **{f"product {p}": {"precision": replace(FP32, products={p: "bf16"})} for p in PRODUCTS},
+    **{f"{k}: {v}": {"conventions": {k: v}} for k, v in {"eps": 1e-2, "eps_at": "mean", "beta": "bf16"}.items()},
+    **{f"inverse: {i}": {"inverse": i} for i in INVERSES},
+}
+
+
+@pytest.mark.parametrize("verify", ["window", "tokens"])
+def test_designs_on_the_same_windows_do_not_mix(verify: str) -> None:
+    """Fault: a quantity computed once for all designs under a key that leaves out what it depends on."""
+    initial, tokens, lengths, accepted = case(9, 5, 2, 4)
+    plain = VariantSpec(name="plain", verify=verify, fold="replay")
+    shared, wrong, changed = windows(tokens, lengths), [], 0
+    first = decode(design(plain, precision=FP32), initial, shared, accepted)
+    for name, change in ONE_CHANGE.items():
+        keys = {k: v for k, v in change.items() if k != "precision"}
+        maker = design(replace(plain, **keys), precision=change.get("precision", FP32))
+        alone = decode(maker, initial, windows(tokens, lengths), accepted)
+        changed += not same(alone, first)
+        if not same(decode(maker, initial, shared, accepted), alone):
+            wrong.append(name)
+    assert not wrong
+    assert changed > 10

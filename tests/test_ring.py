@@ -50,7 +50,7 @@ def digest(state: State, slot: int, leave: set[int] = frozenset()) -> str:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, 1e30])
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 2], [0, 3], [2], [2, 0], [3, 2, 1, 0]], ids=str)
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 2], [0, 3], [2], [2, 0], [0, 2, 1, 3]], ids=str)
 @pytest.mark.parametrize("even", [True, False])
 def test_a_window_comes_back_in_order_and_nothing_else_moves(slots: list, even: bool, poison: float) -> None:
     """Faults: a wrap off by one, a row of a neighbour, a padded lane written, an unused row read; in each of the
@@ -209,3 +209,27 @@ def test_only_declared_records_exist() -> None:
     assert shapes == {name: (2, *size) for name, size in wide.items()}
     with pytest.raises(KeyError):
         Rows(State(SHAPE, RingSpec(L, WIDEST), 1, ("d",)), [0], [1]).read("g")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "largest"),
+    [
+        ((7, 1), "ring.length", ""),
+        ((0, 1), "ring.length", ""),
+        ((16, 0), "ring.max_window", ""),
+        ((4, 4), "ring.length", ""),
+        ((16, 4, 10), "ring.flush_at", "9"),
+        ((16, 4, 14, "commit"), "ring.flush_at", "13"),
+        ((16, 4, -1), "ring.flush_at", ""),
+        ((16, 4, 1, "later"), "ring.fold_when", "next"),
+    ],
+)
+def test_rings_that_could_overflow_are_refused(arguments: tuple, key: str, largest: str) -> None:
+    """Fault: a mask that is no modulus, or drafts on rows still being folded; the message says what is legal."""
+    with pytest.raises(ConfigError, match=rf"^{key}: .*{largest}") as refused:
+        RingSpec(*arguments)
+    if key == "ring.flush_at" and largest:
+        assert str(refused.value).endswith(f"largest legal value is {largest}")
+        RingSpec(*arguments[:2], int(largest), *arguments[3:])
+    assert "\n" not in str(refused.value)
+    assert RingSpec(16, 4).flush_at == 9

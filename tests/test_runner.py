@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import close, decode, design, recurrence, windows
+from helpers import decode, design, recurrence, windows
 
 from harness.config import AcceptanceConfig, Config, DecodeConfig, ModelConfig, PrecisionConfig, RingConfig
 from harness.decode import Stream
@@ -139,7 +139,7 @@ def test_what_a_row_says_is_what_one_computes_by_hand() -> None:
 @pytest.mark.parametrize("steps", [1, 7])
 def test_blocks_are_bookkeeping(steps: int) -> None:
     """Faults: a carry over a block's end lost or doubled, an event in the last step of a block, tokens cut short."""
-    run = config(tokens=130, slots=2, ragged=True, ring=RingConfig(16, 4, 9))
+    run = config(tokens=70, slots=2, ragged=True)
     whole = table(run, steps=256)
     parts = table(run, steps=steps)
     # singular values of a batch may depend on its size in the last digits; rounded designs may not in any
@@ -149,8 +149,7 @@ def test_blocks_are_bookkeeping(steps: int) -> None:
 
 def test_shares_of_the_heads_are_the_whole() -> None:
     """Faults: heads numbered, seeded or gated from the share; a sum over heads; a stochastic draw by position."""
-    precision = PrecisionConfig(products={"state": "tf32"})
-    run = config(slots=2, ragged=True, precision=precision)
+    run = config(tokens=60, slots=2, ragged=True, precision=PrecisionConfig(sites={"checkpoint": "bf16:stochastic"}))
     whole = table(run)
     shares = [table(run, heads=slice(i, i + 1)) for i in range(2)]
     for variant in run.variants:
@@ -163,8 +162,8 @@ def test_a_prefill_is_the_same_decode() -> None:
     """Faults: tokens of the prefill run twice or left out, a state rounded at the hand-over, rows counted from 0."""
     accept = AcceptanceConfig("all")
     # windows of 4, all accepted: a flush every 12 tokens, so that both grids meet after 120
-    late = config(tokens=120, prefill=120, slots=2, acceptance=accept)
-    early = config(tokens=240, slots=2, acceptance=accept)
+    late = config(tokens=60, prefill=120, slots=2, acceptance=accept)
+    early = config(tokens=180, slots=2, acceptance=accept)
     after, both = table(late), table(early)
     for variant in ("exact_recurrent", "null_arm", "oracle", "exact_fold"):
         keep = both[variant]["tokens"] > 120
@@ -183,11 +182,12 @@ def test_a_design_may_be_its_own_reference(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("verify: tokens\nfold: replay\nconventions: {eps_at: mean, beta: bf16}\n")
     run = config(family="zero_key", precision=EXACT, variants=["exact_recurrent", str(mine)])
-    for reference, level in (("own", 1e-12), ("fp64", None)):
-        rows = table(replace(run, reference=reference))
-        assert rows["exact_recurrent"]["served_fro"].max() < 1e-12
-        worst = rows["mine"]["served_fro"].max()
-        assert worst < level if level else worst > 0.05
+    own, model = (table(replace(run, reference=reference)) for reference in ("own", "fp64"))
+    for name in ERRORS:
+        assert max(rows["exact_recurrent"][name].max() for rows in (own, model)) < 1e-11, name
+        # a write from a key of length 1e-5 is small against what it is measured by, so fp64 leaves 1e-13 here
+        assert own["mine"][name].max() < 1e-11, name
+    assert model["mine"]["served_fro"].max() > 0.05
 
 
 def test_a_zero_state_is_flagged_and_measured_absolutely() -> None:
@@ -201,7 +201,7 @@ def test_a_zero_state_is_flagged_and_measured_absolutely() -> None:
 
 def test_a_design_that_breaks_says_where() -> None:
     """Fault: a row of NaN without a stage, a stage in a row that is finite, or another arm's stage."""
-    rows = table(config(tokens=200, slots=2, family="resets"))
+    rows = table(config(tokens=100, slots=2, family="resets"))
     for variant in Config().variants:
         columns = rows[variant]
         finite = np.all([np.isfinite(columns[name]) for name in ERRORS], axis=0)
@@ -220,7 +220,6 @@ def test_progress_counts_every_token() -> None:
 
 def test_runs_do_not_share_anything() -> None:
     """Fault: a cache that one run leaves for the next, under a key that does not name the difference."""
-    first = table(config(seed=1))
-    table(config(seed=2, family="coherent"))
-    alike(first, table(config(seed=1)))
-    close("a run of another seed", (table(config(seed=2))["null_arm"]["served_fro"] == first["null_arm"]["served_fro"]).mean(), 0, 0.1)
+    first, other = (table(config(tokens=60, seed=seed)) for seed in (1, 2))
+    alike(first, table(config(tokens=60, seed=1)))
+    assert first["null_arm"]["served_fro"][0] != other["null_arm"]["served_fro"][0]

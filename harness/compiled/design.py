@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, Rounding
 from harness.compiled import kernels
 from harness.compiled.kernels import CODES
 from harness.compiled.rounding import code
@@ -104,10 +104,13 @@ def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRow
     def compute() -> list[WindowRows]:
         of = a.sites.key
         kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2))
-        state, score = (
-            windows.memo(("read kq rows", r, of, a.conventions), lambda r=r: kq if r.keeps(of) else r(kq, of=of))
-            for r in (a.dots.state.right, a.dots.history_score.right)
-        )
+
+        def read(how: Rounding) -> Tensor:
+            return windows.memo(
+                ("read kq rows", how, of, a.conventions), lambda: kq if how.keeps(of) else how(kq, of=of)
+            )
+
+        state, score = read(a.dots.state.right), read(a.dots.history_score.right)
         X = windows.formed(a, inverse)
         if INVERSES[inverse].explicit and not a.dots.solve.right.keeps(a.sites.inverse):
             X = a.dots.solve.right(X, of=a.sites.inverse)
@@ -241,9 +244,7 @@ class Compiled(Emulated):
                 kernels.write_rows(ring, np.ascontiguousarray(value), first, live)
         return None
 
-    def _folded(
-        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]
-    ) -> Tensor:
+    def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
         if self.spec.fold == "product":
             return self._gathered(state, slots, lengths, state.checkpoint, True)
         rows, a = Rows(state, slots, lengths), self.arithmetic

@@ -23,29 +23,38 @@ CODES = (
  SOLVE_ACC, INVERSE, D, OUTPUT_LEFT, OUTPUT_ACC, OUTPUT, STORE_D, STORE_G, FOLD_D, FOLD_LEFT, FOLD_K, FOLD_RIGHT,
  FOLD_ACC, CHECKPOINT, STEP, RECURRENT_LEFT, RECURRENT_ACC) = range(len(CODES))  # fmt: skip
 
-compiled: Any = njit(cache=True, error_model="numpy", nogil=True)
-# sums may be reordered and fused, nothing else: roundings live in functions of their own
-summing: Any = njit(cache=True, error_model="numpy", nogil=True, fastmath={"reassoc", "contract", "nsz"})
+F1, F2, F3, F4, I1 = (*(f"float64[{':, ' * i}::1]" for i in range(4)), "int64[::1]")
 
 
-@summing
-def dot(x, y, n):  # type: ignore[no-untyped-def]
+def compiled(arguments: str, result: str = "void") -> Any:
+    """Compile at import, or load what an earlier import compiled: one signature, so a wrong type is an error."""
+    return njit(f"{result}({arguments})", cache=True, error_model="numpy", nogil=True)
+
+
+def summing(arguments: str, result: str) -> Any:
+    """The same, with sums that may be reordered and fused. Roundings live in functions of their own."""
+    flags = {"reassoc", "contract", "nsz"}
+    return njit(f"{result}({arguments})", cache=True, error_model="numpy", nogil=True, fastmath=flags)
+
+
+@summing(f"{F1}, {F1}, int64", "float64")
+def dot(x, y, n):
     total = 0.0
     for i in range(n):
         total += x[i] * y[i]
     return total
 
 
-@summing
-def dot_strided(x, y, first, step, n):  # type: ignore[no-untyped-def]
+@summing(f"{F1}, {F1}, int64, int64, int64", "float64")
+def dot_strided(x, y, first, step, n):
     total = 0.0
     for i in range(first, n, step):
         total += x[i] * y[i]
     return total
 
 
-@compiled
-def blocked_dot(x, y, n, block, strided, acc):  # type: ignore[no-untyped-def]
+@compiled(f"{F1}, {F1}, int64, int64, boolean, {F1}", "float64")
+def blocked_dot(x, y, n, block, strided, acc):
     """x . y accumulated as Dot does: all at once, or block by block."""
     if block == 0 or block >= n:
         return round_one(dot(x, y, n), acc)
@@ -61,8 +70,8 @@ def blocked_dot(x, y, n, block, strided, acc):  # type: ignore[no-untyped-def]
     return total
 
 
-@compiled
-def history_decays(g, base, w, L, cumulative, exact, c, W):  # type: ignore[no-untyped-def]
+@compiled(f"{F1}, int64, int64, int64, boolean, boolean, {F2}, {F1}", "float64")
+def history_decays(g, base, w, L, cumulative, exact, c, W):
     """W[:w] and the total decay of a history whose g record is g [L]."""
     mask = L - 1
     if w == 0:
@@ -88,9 +97,12 @@ def history_decays(g, base, w, L, cumulative, exact, c, W):  # type: ignore[no-u
     return round_one(math.exp(last), c[DECAY])
 
 
-@compiled
+@compiled(
+    f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {F4}, {F4}, boolean, {F4}, {F4}, {F4}, {F4}, {F3}, "
+    f"boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}"
+)
 def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g,
-                  read_lo, cumulative, exact, base, w, live, c, o, d):  # type: ignore[no-untyped-def]  # fmt: skip
+                  read_lo, cumulative, exact, base, w, live, c, o, d):  # fmt: skip
     """o and d [B, HV, V, m] of one window per live slot.
 
     C [B, HV, V, K] as read; kq, kq_score [B, H, 2m, K] as read; v [B, HV, V, m]; beta, eG [B, HV, m];
@@ -174,9 +186,9 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                     round_row(out, m, c[OUTPUT])
 
 
-@compiled
+@compiled(f"{F4}, {F4}, {F4}, {F4}, {F4}, {F3}, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")
 def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumulative, exact, slots, base, w, c,
-                 kept, out):  # type: ignore[no-untyped-def]  # fmt: skip
+                 kept, out):  # fmt: skip
     """out [n, HV, V, K]: the state of C and the first w[i] records of slots[i].
 
     kept: as the fold forms and stores it; otherwise as a verify reads it, C being the operand then.
@@ -233,15 +245,15 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
                         round_row(row_out, K, c[CHECKPOINT])
 
 
-@compiled
-def token_pass(S, k, q, v, gain, eg, lengths, block, strided, c, out, o, d):  # type: ignore[no-untyped-def]
+@compiled(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, int64, boolean, {F2}, {F4}, {F4}, {F4}")
+def token_pass(S, k, q, v, gain, eg, lengths, block, strided, c, out, o, d):
     """out [n, HV, V, K]: S after lengths[s] tokens of slot s; o and d [n, HV, V, m] of those tokens.
 
     k, q [n, H, m, K] as the product reads them, q empty in a replay; v [n, HV, m, V] and gain, eg [n, HV, m] as
     window.token_steps prepares them. Rows of S are independent: each passes all its tokens in cache.
     """
     n, HV, V, K = S.shape
-    H, m = k.shape[1], k.shape[2]
+    H = k.shape[1]
     group, asked = HV // H, q.shape[2] > 0
     read = np.empty(K)
     reads = c[RECURRENT_LEFT, 0] != 0
@@ -277,9 +289,24 @@ def token_pass(S, k, q, v, gain, eg, lengths, block, strided, c, out, o, d):  # 
                         o[s, hv, i, t] = round_one(y, c[OUTPUT])
 
 
-@compiled
-def distance(X, S, out):  # type: ignore[no-untyped-def]
-    """out [n, HV, 2]: ||X - S||_F / ||S||_F and max|X - S| / max|S| per head, X and S [n, HV, V, K]; absolute if S is 0."""
+@summing(f"{F1}, {F1}, int64", "UniTuple(float64, 4)")
+def _row(x, y, n):
+    error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        e = abs(x[i] - y[i])
+        error += e * e
+        size += y[i] * y[i]
+        worst = max(worst, e)
+        largest = max(largest, abs(y[i]))
+    return error, size, worst, largest
+
+
+@compiled(f"{F4}, {F4}, {F3}")
+def distance(X, S, out):
+    """out [n, HV, 2]: ||X - S||_F / ||S||_F and max|X - S| / max|S| per head of X, S [n, HV, V, K].
+
+    Absolute where S is 0.
+    """
     n, HV, V, K = S.shape
     for s in range(n):
         for h in range(HV):
@@ -297,20 +324,8 @@ def distance(X, S, out):  # type: ignore[no-untyped-def]
             out[s, h, 1] = worst / (largest if largest > 0 else 1.0)
 
 
-@summing
-def _row(x, y, n):  # type: ignore[no-untyped-def]
-    error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
-    for i in range(n):
-        e = abs(x[i] - y[i])
-        error += e * e
-        size += y[i] * y[i]
-        worst = max(worst, e)
-        largest = max(largest, abs(y[i]))
-    return error, size, worst, largest
-
-
-@compiled
-def write_rows(ring, values, first, live):  # type: ignore[no-untyped-def]
+@compiled(f"{F4}, {F4}, {I1}, {I1}")
+def write_rows(ring, values, first, live):
     """Lane t < live[b] of values [B, heads, m, width] to row first[b] + t of ring [B, heads, L, width]."""
     B, heads, L, width = ring.shape
     for b in range(B):
@@ -321,8 +336,8 @@ def write_rows(ring, values, first, live):  # type: ignore[no-untyped-def]
                     ring[b, h, row, i] = values[b, h, t, i]
 
 
-@compiled
-def write_d(ring, ring_lo, d, first, live, c):  # type: ignore[no-untyped-def]
+@compiled(f"{F4}, {F4}, {F4}, {I1}, {I1}, {F2}")
+def write_d(ring, ring_lo, d, first, live, c):
     """The writes d [B, HV, V, m] as the ring stores them, in one part or in two."""
     B, HV, L, V = ring.shape
     two = ring_lo.shape[2] > 0
@@ -338,8 +353,8 @@ def write_d(ring, ring_lo, d, first, live, c):  # type: ignore[no-untyped-def]
                         ring_lo[b, h, row, i] = round_one(x - high, c[STORE_D])
 
 
-@compiled
-def round_all(x, first, second):  # type: ignore[no-untyped-def]
+@compiled(f"{F2}, {F1}, {F1}")
+def round_all(x, first, second):
     """Two roundings of every row of x [rows, n], in place."""
     for i in range(x.shape[0]):
         round_row(x[i], x.shape[1], first)

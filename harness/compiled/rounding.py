@@ -28,19 +28,19 @@ def code(rounding: Rounding, of: Rounding | None = None) -> np.ndarray:
 
 
 @intrinsic
-def _bits(typing, x):  # type: ignore[no-untyped-def]
+def _bits(typing, x):
     """The pattern of an fp64 number."""
     return int64(float64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(64))
 
 
 @intrinsic
-def _number(typing, i):  # type: ignore[no-untyped-def]
+def _number(typing, i):
     """The fp64 number of a pattern."""
     return float64(int64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.DoubleType())
 
 
-@njit(cache=True, error_model="numpy")
-def round_one(x, c):  # type: ignore[no-untyped-def]
+@njit("float64(float64, float64[::1])", cache=True, error_model="numpy", nogil=True)
+def round_one(x, c):
     """One number by one code; the arithmetic of precision.round_to."""
     kind = c[KIND]
     if kind == EXACT:
@@ -63,8 +63,8 @@ def round_one(x, c):  # type: ignore[no-untyped-def]
     return np.copysign(c[MAX], y) if abs(y) > c[MAX] else y
 
 
-@njit(cache=True, error_model="numpy")
-def round_row(x, n, c):  # type: ignore[no-untyped-def]
+@njit("void(float64[::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
+def round_row(x, n, c):
     """The first n numbers of x, in place."""
     kind = c[KIND]
     if kind == EXACT:

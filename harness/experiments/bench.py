@@ -10,7 +10,9 @@ What is timed. A pass is the whole decode of one configuration, as `experiment=d
 decoded, read against the oracle and measured, up to the rows; not their file, summary and figure. `all arms` runs the
 configured variants side by side; a variant's own line is the same with that variant only, so it includes the shared
 work. A pass of the peer is the same committed tokens, heads, rows and initial state in fp32, handed over ready made:
-no rejected drafts, no rounding, no oracle. Passes are interleaved, so that a busy spell of the machine meets all.
+no rejected drafts, no rounding, no oracle. It is timed with torch's own number of threads and with one, as threads on
+tensors this small may cost more than they save; what counts is the faster. Passes are interleaved, so that a busy
+spell of the machine meets all.
 
 A measurement is not a function of its configuration: every bench is a new one with a run directory of its own, never
 skipped. Absolute times do not travel; ratios of one run do.
@@ -59,7 +61,8 @@ def run(config: Config) -> dict[str, Any]:
     with Run.open(config, who) as out:
         try:
             work, facts = passes(config, device, threads)
-            seconds = measure(work, shown=sys.stderr.isatty() if config.progress is None else config.progress)
+            shown = sys.stderr.isatty() if config.progress is None else config.progress
+            seconds = measure(work, REPEATS, shown)
         finally:
             # the harness decodes with one thread per process
             torch.set_num_threads(threads)
@@ -117,7 +120,7 @@ def _peer_pass(function: Callable[..., Any], arguments: dict[str, Any], threads:
         torch.cuda.synchronize()
 
 
-def measure(work: Mapping[str, Pass], repeats: int = REPEATS, shown: bool = False) -> dict[str, list[float]]:
+def measure(work: Mapping[str, Pass], repeats: int, shown: bool = False) -> dict[str, list[float]]:
     """Seconds of every pass, one round after the other."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for i in range(repeats):
@@ -152,7 +155,15 @@ def results(config: Config, seconds: Mapping[str, list[float]], facts: Mapping[s
     size = {"tokens": decode.prefill + decode.tokens, "slots": decode.slots, "value_heads": model.value_heads}
     size |= {"rows": model.rows or model.value_dim, "key_dim": model.key_dim, "window": decode.window}
     device = {"cores": os.cpu_count(), "workers": len(shards.shares(config, facts["device"]))}
-    return {**facts, **device, "torch": torch.__version__, "size": size, "measured": lines}
+    faster = min(units, key=lambda name: units[name]) if units else None
+    return {
+        **facts,
+        **device,
+        "torch": torch.__version__,
+        "size": size,
+        "faster_peer": faster,
+        "measured": lines,
+    }
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -181,6 +192,8 @@ def table(result: Mapping[str, Any]) -> Table:
     ]
     if units:
         text.append(f"passes: median over that of {peer.FUNCTION}")
+        first, faster = next(iter(lines)), result["faster_peer"]
+        text.append(f"{first}: {lines[first]['passes'][faster]:.2f} passes of the faster peer ({faster})")
     drawn.caption = "\n".join(text)
     return drawn
 

@@ -42,7 +42,7 @@ REFRESH, LINES = 0.1, 10.0  # seconds between two drawings of the bar, or two li
 def run(config: Config) -> dict[str, Any]:
     """Decode, write the rows, summarise, draw. Returns state (finished or skipped) and directory."""
     device = shards.device_of(config)
-    made = designs(config)
+    made = designs(config, device)
     # a family or a gates file that cannot be used is refused before anything is written
     model = config.model
     shape = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
@@ -76,14 +76,14 @@ def decode(config: Config, device: str, out: Run) -> None:
                 writer.append(variant, columns)
     if not writer.rows:
         tokens, length = config.decode.tokens, config.ring.length
-        raise HarnessError(
-            f"decode.tokens: {tokens} tokens end before a ring of {length} flushes; nothing to read"
-        )
+        raise HarnessError(f"decode.tokens: {tokens} tokens end before a ring of {length} flushes; nothing to read")
 
 
 def identity(made: list[Emulated], device: str) -> dict[str, Any]:
     """What the content hash covers beside the configuration."""
-    backends = {design.spec.name: {"backend": design.backend, "device": device} for design in made}
+    backends = {
+        design.spec.name: {"backend": design.backend, "engine": design.engine, "device": device} for design in made
+    }
     definitions = {design.spec.name: [design.spec, design.ring, design.arithmetic] for design in made}
     return identity_of(backends, definitions)
 
@@ -93,6 +93,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
     spec = design.spec
     return {
         "backend": design.backend,
+        "engine": design.engine,
         "device": device,
         "source": spec.source,
         "ring": design.ring,

@@ -66,9 +66,7 @@ def inputs(tokens: Tokens, initial: Tensor) -> dict[str, Any]:
     }
 
 
-def decode(
-    function: Callable[..., tuple[Tensor, Tensor]], arguments: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+def decode(function: Callable[..., tuple[Tensor, Tensor]], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """One pass: outputs [slots, T, HV, V] and the last state [slots, HV, V, K]."""
     with torch.inference_mode():
         o, S = function(**arguments)

@@ -15,7 +15,8 @@ from torch import Tensor
 from harness.arithmetic import EXACT, Arithmetic, Operand
 from harness.errors import ConfigError, RingError
 from harness.precision import mix
-from harness.reference import fold, verify
+from harness.reference import fold
+from harness.reference.verify import History, TokenPass, window
 from harness.ring import Lanes, RingSpec, Rows, State
 from harness.tokens import Shape
 from harness.variants import VariantSpec
@@ -32,10 +33,10 @@ class Verified(NamedTuple):
 class Lazy:
     """A token pass as a Verified: o and d hold every lane, or, once committed, the lanes up to the last accepted."""
 
-    def __init__(self, run: verify.TokenPass, shape: Shape, lanes: int):
+    def __init__(self, run: TokenPass, shape: Shape, lanes: int):
         self.run, self.shape, self.lanes = run, shape, lanes
 
-    def close(self) -> verify.TokenPass:
+    def close(self) -> TokenPass:
         """End the step: from now on o and d hold what has been evaluated."""
         self.lanes = 0
         return self.run
@@ -200,7 +201,7 @@ class Emulated:
         rows = Rows(state, range(state.slots), history) if any(history) else None
         read = self._history(state, rows) if rows else None
         operands = step.windows.window_steps(self.arithmetic, self.spec.inverse)[step.index]
-        o, d = verify.window(self._operand(state), read, operands, self.spec.inverse, self.arithmetic)
+        o, d = window(self._operand(state), read, operands, self.spec.inverse, self.arithmetic)
         s = state.shape
         return Verified(o.view(-1, s.HV, s.V, o.shape[-1]), d.view(-1, s.HV, s.V, d.shape[-1]))
 
@@ -210,7 +211,7 @@ class Emulated:
         operands = step.windows.token_steps(a)[step.index]
         key = self._key(state, range(state.slots), state.tokens)
         of = EXACT if any(history) else a.sites.checkpoint
-        run = verify.TokenPass(base, operands, a, of=of, key=key)
+        run = TokenPass(base, operands, a, of=of, key=key)
         state.drafts = Lazy(run, s, max(step.lengths))
         return state.drafts
 
@@ -218,12 +219,12 @@ class Emulated:
         """The state a token pass starts from: the checkpoint, or the history folded onto it in registers."""
         return self._unrounded(state, Rows(state, slots, lengths)) if any(lengths) else _pick(state.checkpoint, slots)
 
-    def _history(self, state: EmulatedState, rows: Rows) -> verify.History:
+    def _history(self, state: EmulatedState, rows: Rows) -> History:
         s, a = state.shape, self.arithmetic
         n, w = len(rows.slots), rows.count
         k, d = self._stored(rows, "k_hat"), self._stored(rows, "d")
         W, total = self._decays(rows)
-        return verify.History(
+        return History(
             a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), a.sites.store_k_hat.high),
             d.reshape(n * s.HV, w, s.V).transpose(1, 2),
             W.reshape(n * s.HV, 1, w),
@@ -280,9 +281,7 @@ class Emulated:
             state.folded = (*memo, value)
         return value
 
-    def _folded(
-        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]
-    ) -> Tensor:
+    def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
         value = self._unrounded(state, Rows(state, slots, lengths))
         return self.arithmetic.sites.checkpoint(value, self._key(state, slots, end, 1))
 
@@ -291,14 +290,12 @@ class Emulated:
         if self.spec.fold == "replay":
             uneven = torch.tensor(rows.lengths, device=C.device) if rows.uneven else None
             start = [state.tokens[slot] - state.cursors.write_pos[slot] for slot in rows.slots]
-            raw = (rows.read(name) for name in ("v", "k", "g", "beta"))
-            return fold.replay(C, *raw, a, lengths=uneven, key=self._key(state, rows.slots, start))
+            v, k, g, beta = (rows.read(name) for name in ("v", "k", "g", "beta"))
+            return fold.replay(C, v, k, g, beta, a, lengths=uneven, key=self._key(state, rows.slots, start))
         d, k_hat = self._stored(rows, "d", whole=True), self._stored(rows, "k_hat", whole=True)
         return fold.product(C, d, k_hat, *self._decays(rows), a)
 
-    def _fold_current(
-        self, state: EmulatedState, flush: Sequence[int], step: Step, result: Verified | Lazy
-    ) -> None:
+    def _fold_current(self, state: EmulatedState, flush: Sequence[int], step: Step, result: Verified | Lazy) -> None:
         d = result.d
         assert d is not None
         s, a = state.shape, self.arithmetic
@@ -312,9 +309,7 @@ class Emulated:
         end = [state.tokens[slot] + 1 for slot in flush]
         self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
 
-    def _take(
-        self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: verify.TokenPass
-    ) -> None:
+    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: TokenPass) -> None:
         shape, sites = state.checkpoint.shape, self.arithmetic.sites
         counts = sorted(set(accepted))
         if len(slots) == state.slots and len(counts) == 1:

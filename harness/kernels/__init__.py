@@ -1,0 +1,1 @@
+"""Triton kernels on the shared state model."""
