@@ -162,7 +162,7 @@ class Dot:
         if not self.blocked(y.shape[-2]):
             return read
         # masked copies side by side, so that one product yields every block's sum
-        masks = _masks(y.shape[-2], self.block, self.strided, y.device)
+        masks = block_masks(y.shape[-2], self.block, self.strided, y.device)
         return tuple((part[..., None, :] * masks[:, :, None]).flatten(-2) for part in read)
 
     def blocked(self, n: int) -> bool:
@@ -205,7 +205,7 @@ def _read(x: Tensor, how: Rounding, of: Rounding) -> Operand:
 
 
 @lru_cache
-def _masks(n: int, block: int, strided: bool, device: torch.device) -> Tensor:
+def block_masks(n: int, block: int, strided: bool, device: torch.device) -> Tensor:
     """[n, blocks] fp64 indicator of the block that takes each of n products."""
     blocks = -(-n // block)
     index = torch.arange(n, device=device)

@@ -167,8 +167,10 @@ class Windows:
             N, M = self.B * s.HV, self.B * s.H
             kq = self.memo(("kq", of, a.conventions), lambda: torch.cat((k, q), -2).transpose(-1, -2).contiguous())
             kq = kq.view(self.W, M, s.K, 2 * self.m)
-            state = self.memo(("read kq", a.dots.state.right, of), lambda: a.dots.state.rhs(kq, of))
-            score = self.memo(("read kq", a.dots.history_score.right, of), lambda: a.dots.history_score.rhs(kq, of))
+            one, two = a.dots.state, a.dots.history_score
+            # a dot in blocks spreads its right operand, so the key is more than the rounding
+            state = self.memo(("read kq", one, of, a.conventions), lambda: one.rhs(kq, of))
+            score = self.memo(("read kq", two, of, a.conventions), lambda: two.rhs(kq, of))
             formed = self.formed(a, inverse)
             # a solve on the right-hand side has no product R T' to read operands for
             explicit = INVERSES[inverse].explicit

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from harness.arithmetic import Conventions
+from harness.compiled.design import Compiled, unsupported
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError
 from harness.reference.emulated import Emulated
@@ -25,6 +27,15 @@ SHAPE = Shape(2, 6, 40, 24)  # no two sizes equal: a transposed state or a skipp
 EXACT = PrecisionConfig(name="exact", base="exact")
 TOL = 1e-12  # fp64 identities: some hundred operations of 1.1e-16 on numbers of size 1 to 10, with room
 TABLE = tuple[Tokens, np.ndarray]  # tokens [W, B, m, ...] and lengths [W, B]
+MAKERS: dict[str, type[Emulated]] = {"torch": Emulated, "compiled": Compiled}
+_engine = "torch"
+
+
+@pytest.fixture(params=MAKERS)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test once per engine: `design` makes what the engine can run, and the readable design otherwise."""
+    monkeypatch.setitem(globals(), "_engine", request.param)
+    return str(request.param)
 
 
 def draw(rng: np.random.Generator, *lead: int, shape: Shape = SHAPE, resets: tuple[float, ...] = ()) -> Tokens:
@@ -100,7 +111,9 @@ def design(
     spec = load(spec) if isinstance(spec, str) else spec
     ring = ring or RingConfig()
     ring = replace(ring, max_window=1, flush_at=None) if spec.fold_current else ring
-    return Emulated(spec, spec.ring(ring), spec.arithmetic(precision))
+    arithmetic = spec.arithmetic(precision)
+    maker = Emulated if unsupported(spec, arithmetic) else MAKERS[_engine]
+    return maker(spec, spec.ring(ring), arithmetic)
 
 
 def rings(spec: VariantSpec | str, *wanted: RingConfig) -> list[RingConfig]:
@@ -141,6 +154,7 @@ class Beside:
         step = Step(ready, i)
         result = self.design.verify(self.state, step)
         counts = [accepted[slot] for slot in step.slots]
+        late = late and any(counts)
         o, d = (None, None) if late else (result.o, result.d)
         self.design.commit(self.state, step.slots, counts)
         o, d = (result.o, result.d) if late else (o, d)

@@ -1,4 +1,4 @@
-"""Public disagreements between references (family G): padding, decay order, eps, roundings, orientation of the state."""
+"""Public disagreements between references (family G): padding, decay order, eps, roundings, orientation of S."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def followed(tokens: Tokens, count: int, g: float = 0.0) -> Tokens:
     return Tokens(*(torch.nn.functional.pad(x, p, value=y) for x, p, y in zip(parts, pad, values, strict=True)))
 
 
-def one_window(tokens: Tokens, initial: torch.Tensor, name: str, precision: PrecisionConfig = EXACT) -> list[torch.Tensor]:
+def one_window(
+    tokens: Tokens, initial: torch.Tensor, name: str, precision: PrecisionConfig = EXACT
+) -> list[torch.Tensor]:
     """Output and states of tokens [T, ...] as one window, and as one of T-1 and one of 1 after it."""
     T = len(tokens.g)
     maker = design(name, RingConfig(2 << (T - 1).bit_length(), T), precision)
@@ -79,7 +81,9 @@ def test_g2_decay_order_shows_with_decay_only() -> None:
         assert seen / 3 < gap < seen * 3
 
 
-@pytest.mark.parametrize("keys", [{"verify": "tokens"}, {"verify": "tokens", "fold": "replay"}, {}, {"fold": "replay"}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"verify": "tokens"}, {"verify": "tokens", "fold": "replay"}, {}, {"fold": "replay"}], ids=str
+)
 def test_g2_a_design_of_the_other_order(keys: dict[str, str]) -> None:
     """Fault: `decay: after` declared and not run, so that a difference of .2 is logged as none. Refusing is as good."""
     spec = VariantSpec(name="after", conventions={"decay": "after"}, **keys)
@@ -106,9 +110,10 @@ def test_an_eps_as_people_write_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("conventions: {eps: 1e-5}\n")
     try:
-        assert load(str(file)).arithmetic().conventions.eps == 1e-5
-    except ConfigError as error:
-        assert "eps" in str(error)
+        eps = load(str(file)).arithmetic().conventions.eps
+    except ConfigError:
+        return
+    assert eps == 1e-5 and isinstance(eps, float)
 
 
 def test_g3_eps_on_the_mean_is_128_times_larger() -> None:
@@ -146,7 +151,7 @@ def test_g4_four_references_are_four() -> None:
     exact = Oracle(SHAPE, initial).advance(windows(tokens.map(lambda x: x[None, None]), [[40]]), 0, 1, [0])[0][0]
     for key in ("fp32", "bf16"):
         for beta in ("fp32", "bf16"):
-            spec = VariantSpec(name=f"key {key}, beta {beta}", verify="tokens", fold="replay", conventions={"beta": beta})
+            spec = VariantSpec(name=key + beta, verify="tokens", fold="replay", conventions={"beta": beta})
             maker = design(spec, RingConfig(64, 4), replace(PrecisionConfig(base="fp32"), sites={"key": key}))
             at = torch.arange(40).view(10, 1, 4)
             full = np.full((10, 1), 4)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import EXACT, SHAPE, Beside, bf16, close, decode, design, draw, recurrence, same, start, windows
+from helpers import EXACT, SHAPE, Beside, bf16, close, decode, design, draw, engine, recurrence, same, start, windows
 
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import RingError
@@ -20,6 +20,8 @@ from harness.reference.emulated import Emulated
 from harness.variants import load, names
 from harness.window import Step
 
+__all__ = ["engine"]
+pytestmark = pytest.mark.usefixtures("engine")
 OWN = PrecisionConfig()
 NAMES = [n for n in names() if not load(n).fold_current]  # windows of more than one token
 

@@ -16,10 +16,9 @@ from harness.reference.inverse import INVERSES
 F64 = torch.float64
 WINDOWS = (2, 4, 8, 16, 32)
 U64, U32 = 2.0**-53, 2.0**-24
-FP32 = Arithmetic(
-    Sites(inverse=Rounding.parse("inverse", "fp32")), Dots(inverse=Dot.parse("inverse", "ieee"))
-)
-TF32 = Arithmetic(FP32.sites, Dots(inverse=Dot.parse("inverse", "tf32")))
+IN_FP32 = Sites(inverse=Rounding.parse("inverse", "fp32"))
+FP32 = Arithmetic(IN_FP32, Dots(inverse=Dot.parse("inverse", "ieee")))
+TF32 = Arithmetic(IN_FP32, Dots(inverse=Dot.parse("inverse", "tf32")))
 ROUNDED = {"exact": Arithmetic(), "fp32": FP32, "tf32": TF32}
 # solved row by row, error independent of the powers of A; any other method is gated by those
 DIRECT = ("substitution", "rhs_solve")
@@ -150,6 +149,30 @@ def test_doubling_must_fail_for_coherent_keys(case: str) -> None:
     assert score(inverted("doubling", batch(16)[0], TF32), 16)[case] > 1e-2
     # at a draft window of four it is as good as any
     assert score(inverted("doubling", batch(4)[0], FP32), 4)[case] < 4 * 4 * U32
+
+
+def test_every_accumulation_is_rounded_once_and_in_order() -> None:
+    """Fault: sums kept wider than the site says, or taken in another order, which the gates above cannot see."""
+
+    def r(x: Tensor) -> Tensor:
+        return x.float().double()
+
+    A = r(batch(8)[0])  # fp32 numbers: their products are exact, so that each step rounds in one way only
+    T = torch.eye(8, dtype=F64).expand_as(A).clone()
+    for i in range(8):
+        for j in range(i):
+            total = r(-A[:, i, j])
+            for l in range(j + 1, i):
+                total = r(total - A[:, i, l] * T[:, l, j])
+            T[:, i, j] = total
+    for name in DIRECT:
+        assert torch.equal(inverted(name, A, FP32), T), name
+    A, eye = batch(8)[0], torch.eye(8, dtype=F64)
+    square = r(r(A) @ r(A))
+    T = r(eye - A)
+    for power in (square, r(square @ square)):
+        T = r(T + r(T @ power))
+    assert torch.equal(inverted("doubling", A, Arithmetic(IN_FP32)), T)
 
 
 def test_dyadic_inputs_would_hide_the_failure() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.metrics import SinceLast, norms, per_interval, relative, state_errors, token_errors
+from harness.metrics import SinceLast, per_interval, state_errors, token_errors
 
 NAN, INF = float("nan"), float("inf")
 
@@ -25,7 +25,8 @@ def test_state_errors_are_the_formula() -> None:
             E, T = (S_hat - S)[i, h].numpy(), S[i, h].numpy()
             expected = [np.linalg.norm(E) / np.linalg.norm(T), abs(E).max() / abs(T).max()]
             np.testing.assert_allclose(found[i, h], expected, rtol=1e-15 * 8)  # a dozen rounded operations
-    assert norms(torch.tensor([[-3.0, 2.0]]))[1] == 3 and norms(torch.tensor([[-2.0, 3.0]]))[1] == 3
+    one = torch.tensor([[-4.0, 2.0]], dtype=torch.float64).view(1, 1, 1, 2)
+    assert state_errors(0 * one, one)[..., 1] == 1 and state_errors(0 * one, -one)[..., 1] == 1
 
 
 def test_a_zero_state_is_measured_absolutely() -> None:
@@ -33,8 +34,7 @@ def test_a_zero_state_is_measured_absolutely() -> None:
     S = torch.zeros(2, 3, 4, dtype=torch.float64)
     S_hat = S.clone()
     S_hat[1, 2, 3] = -0.25
-    assert state_errors(S_hat, S).tolist() == [[0, 0], [0.25, 0.25]]
-    assert relative((torch.tensor(2.0),), (torch.tensor(0.0),))[0] == 2.0  # type: ignore[arg-type]
+    assert state_errors(S_hat[None], S[None]).tolist() == [[[0, 0], [0.25, 0.25]]]
     assert token_errors(S_hat, S).tolist() == [[0, 0, 0, 0], [0, 0, 0, 0.25]]
 
 
@@ -48,12 +48,12 @@ def test_token_errors_are_the_formula() -> None:
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_state_that_is_not_finite_has_no_small_error(bad: float) -> None:
     """Fault: Python's max, or a comparison, that lets NaN pass as the smaller number."""
-    S, S_hat = random(1, 5, 4), random(1, 5, 4)
-    for at in ((0, 0), (2, 1), (4, 3)):
-        wrong = S_hat.clone()
-        wrong[0, at[0], at[1]] = bad
-        assert not torch.isfinite(state_errors(wrong, S)).any()
-        assert not np.isfinite(token_errors(wrong, S)[0, at[1]])
+    S = random(1, 2, 5, 4)
+    for row, column in ((0, 0), (2, 1), (4, 3)):
+        wrong = S.clone()
+        wrong[0, 1, row, column] = bad
+        assert torch.isfinite(state_errors(wrong, S)).tolist() == [[[True, True], [False, False]]]
+        assert np.isfinite(token_errors(wrong[0], S[0])).sum() == 7
 
 
 def test_intervals_are_numpys_median_and_maximum() -> None:

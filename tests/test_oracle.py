@@ -80,7 +80,7 @@ def exact(S: np.ndarray, t: Tokens) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["ordinary", "small keys", "resets", "one key"])
 def test_oracle_and_loop_against_fifty_digits(kind: str) -> None:
-    """Faults that loop and oracle share: a cancellation of fp64, eps as the float 1e-6 where it matters, a summed gate."""
+    """Faults that loop and oracle share: a cancellation of fp64, a gate summed over a reset, eps where it matters."""
     rng, shape = np.random.default_rng(2), Shape(1, 2, 2, 3)
     tokens = draw(rng, PIECE + 5, shape=shape, resets=(-160.0,) if kind == "resets" else ())
     if kind == "small keys":
@@ -99,7 +99,9 @@ def test_oracle_and_loop_against_fifty_digits(kind: str) -> None:
     close("o of the oracle", o_hat[0, :, :, : PIECE + 5].permute(2, 0, 1), o, TOL)
 
 
-@pytest.mark.parametrize("keys", [{"eps_at": "mean"}, {"eps_at": "outside"}, {"eps": 1e-2}, {"decay": "after"}], ids=str)
+@pytest.mark.parametrize(
+    "keys", [{"eps_at": "mean"}, {"eps_at": "outside"}, {"eps": 1e-2}, {"decay": "after"}], ids=str
+)
 def test_an_oracle_of_other_conventions(keys: dict[str, object]) -> None:
     """Fault: `reference=own` judging a design by a function that is not its own."""
     rng = np.random.default_rng(3)

@@ -26,9 +26,11 @@ ERRORS = ("served_fro", "served_max", "kept_fro", "kept_max", "o_med", "o_max", 
 Table = dict[str, dict[str, np.ndarray]]
 
 
-def config(*, tokens: int = 120, slots: int = 1, model: ModelConfig = TINY, variants: Any = None, **keys: Any) -> Config:
-    decode = DecodeConfig(tokens=tokens, slots=slots, **{k: keys.pop(k) for k in list(keys) if hasattr(DecodeConfig, k)})
-    return Config(model=model, decode=decode, variants=list(variants or Config().variants), **keys)
+def config(*, tokens: int = 120, variants: Any = None, **keys: Any) -> Config:
+    """Keys of `decode` and of the run, by name."""
+    decode = {key: keys.pop(key) for key in list(keys) if hasattr(DecodeConfig, key)}
+    variants = list(variants or Config().variants)
+    return Config(model=TINY, decode=DecodeConfig(tokens=tokens, **decode), variants=variants, **keys)
 
 
 def table(run: Config, **how: Any) -> Table:
@@ -37,7 +39,7 @@ def table(run: Config, **how: Any) -> Table:
     for block in Runner(run, **how).run():
         for variant, columns in block:
             for name, values in columns.items():
-                parts[variant][name].append(np.ma.filled(np.ma.asarray(values), np.nan) if values.dtype != object else values)
+                parts[variant][name].append(np.ma.filled(values, np.nan) if np.ma.is_masked(values) else values)
     rows = {v: {n: np.concatenate(x) for n, x in columns.items()} for v, columns in parts.items()}
     for columns in rows.values():
         order = np.lexsort((columns["head"], columns["flush"], columns["slot"]))
@@ -127,7 +129,8 @@ def test_what_a_row_says_is_what_one_computes_by_hand() -> None:
         ends = columns["tokens"][rows]
         begins = np.where(columns["flush"][rows] == 0, 0, ends[np.maximum(np.arange(len(rows)) - 6, 0)])
         for row, b, e, head in zip(rows, begins, ends, columns["head"][rows], strict=True):
-            errors = state_errors(own[slot][3 * e - 1][head], torch.from_numpy(states[e][head])).tolist()
+            pair = own[slot][3 * e - 1][head], torch.from_numpy(states[e][head])
+            errors = state_errors(*(S[None, None] for S in pair)).flatten().tolist()
             # the two fp64 references differ by 1e-15, and errors are from 1e-8 on
             for names in (("served_fro", "served_max"), ("kept_fro", "kept_max")):
                 np.testing.assert_allclose([columns[n][row] for n in names], errors, rtol=1e-5)
@@ -155,7 +158,8 @@ def test_shares_of_the_heads_are_the_whole() -> None:
     for variant in run.variants:
         merged = {n: np.concatenate([s[variant][n] for s in shares]) for n in shares[0][variant]}
         order = np.lexsort((merged["head"], merged["flush"], merged["slot"]))
-        alike({variant: whole[variant]}, {variant: {n: x[order] for n, x in merged.items()}}, rtol=0, columns=(*ERRORS, "head"))
+        merged = {name: x[order] for name, x in merged.items()}
+        alike({variant: whole[variant]}, {variant: merged}, columns=(*ERRORS, "head"))
 
 
 def test_a_prefill_is_the_same_decode() -> None:
@@ -172,7 +176,8 @@ def test_a_prefill_is_the_same_decode() -> None:
         # a closed loop has one state after a prefill as after a decode; its outputs differ with the windows
         names = {"oracle": ("cond2", "gate_span"), "exact_fold": ("kept_fro", "kept_max")}.get(variant, ERRORS)
         for name in names:
-            np.testing.assert_allclose(after[variant][name], both[variant][name][keep], rtol=1e-5, err_msg=f"{variant} {name}")
+            x, y = after[variant][name], both[variant][name][keep]
+            np.testing.assert_allclose(x, y, rtol=1e-5, err_msg=f"{variant} {name}")
     exact = table(replace(late, precision=EXACT, decode=replace(late.decode, prefill=130)))
     assert all(exact[v][n].max() < 1e-12 for v in late.variants for n in ERRORS)
 

@@ -15,7 +15,7 @@ from harness.arithmetic import Conventions
 from harness.config import PrecisionConfig, RingConfig
 from harness.reference import fold
 from harness.reference.emulated import Emulated
-from harness.reference.inverse import INVERSES, Inverse
+from harness.reference.inverse import INVERSES, Inverse, substitution
 from harness.reference.oracle import Oracle
 from harness.ring import Cursors, Lanes, Rows, State
 from harness.tokens import Shape
@@ -125,6 +125,18 @@ def series_one_short(A: torch.Tensor, a: Any) -> torch.Tensor:
     return (eye - A) @ (eye + A @ A) if A.shape[-1] > 4 else eye - A
 
 
+def inverse_as(form: Callable[..., torch.Tensor]) -> Callable[[Patch], None]:
+    return lambda patch: patch.setitem(INVERSES, "substitution", Inverse(form))
+
+
+def one_short(real: Any, self: Emulated, state: Any, source: int, target: int, prefix: int) -> None:
+    real(self, state, source, target, max(prefix - 1, 0))
+
+
+def nothing(real: Any, *_: Any) -> None:
+    """In place of what ought to be done."""
+
+
 def transposed(result: torch.Tensor, *_: Any) -> torch.Tensor:
     return result.transpose(-1, -2).reshape(result.shape)
 
@@ -138,7 +150,7 @@ FAULTS = {
     "dropped bonus token": Fault(commit_as(lambda n, m: max(n - 1, 0))),
     "rejected lane kept": Fault(commit_as(lambda n, m: min(n + 1, m))),
     "flush before the accepts are known": Fault(commit_as(lambda n, m: m), ring=COMMIT),
-    "folded, not absorbed": Fault(instead(Cursors, "absorb", lambda real, self, slots: None), ring=RingConfig(32, 4, 1, "commit")),
+    "folded, not absorbed": Fault(instead(Cursors, "absorb", nothing), ring=RingConfig(32, 4, 1, "commit")),
     "transposed on fold": Fault(after(fold, "product", transposed)),
     "transposed on fold, K = V": Fault(after(fold, "product", transposed), shape=Shape(2, 6, 8, 8)),
     "transposed on replay": Fault(after(fold, "replay", transposed), REPLAY, shape=Shape(2, 6, 8, 8)),
@@ -146,22 +158,16 @@ FAULTS = {
     "eps on the mean": Fault(NOTHING, {"conventions": {"eps_at": "mean"}}),
     "stale state": Fault(instead(State, "reset", stale_state)),
     "stale cursors": Fault(instead(Cursors, "reset", stale_cursors)),
-    "writes not decayed": Fault(after(fold, "record_decays", lambda result, *_: (torch.ones_like(result[0]), result[1]))),
-    "checkpoint not decayed": Fault(after(fold, "record_decays", lambda result, *_: (result[0], torch.ones_like(result[1])))),
+    "writes not decayed": Fault(after(fold, "record_decays", lambda x, *_: (torch.ones_like(x[0]), x[1]))),
+    "checkpoint not decayed": Fault(after(fold, "record_decays", lambda x, *_: (x[0], torch.ones_like(x[1])))),
     "last record dropped": Fault(instead(fold, "product", last_record_dropped)),
     "history beyond its length": Fault(instead(Rows, "read", misread)),
     "history beyond its length, replay": Fault(instead(Rows, "read", misread), REPLAY),
     "records a row late": Fault(after(Lanes, "__init__", row_late)),
-    "copy without cursors": Fault(instead(Cursors, "copy", lambda real, self, source, target: None)),
-    "snapshot one short": Fault(
-        instead(Emulated, "snapshot", lambda real, self, state, a, b, prefix: real(self, state, a, b, max(prefix - 1, 0)))
-    ),
-    "series one power short": Fault(
-        lambda patch: patch.setitem(INVERSES, "substitution", Inverse(series_one_short)), ring=RingConfig(32, 8)
-    ),
-    "transposed inverse": Fault(
-        lambda patch: patch.setitem(INVERSES, "substitution", Inverse(lambda A, a: torch.eye(A.shape[-1]) - A.transpose(1, 2)))
-    ),
+    "copy without cursors": Fault(instead(Cursors, "copy", nothing)),
+    "snapshot one short": Fault(instead(Emulated, "snapshot", one_short)),
+    "series one power short": Fault(inverse_as(series_one_short), ring=RingConfig(32, 8)),
+    "transposed inverse": Fault(inverse_as(lambda A, a: substitution.inverse(A, a).transpose(1, 2))),
     "low part not read": Fault(NOTHING, {"history_read": "hi"}, precision=TWO),
 }
 

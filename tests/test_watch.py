@@ -113,7 +113,7 @@ def test_the_earliest_step_wins() -> None:
 
 
 def test_a_difference_of_resets_is_the_decay() -> None:
-    """Fault: -inf - -inf, the known end of a chunked kernel, named by the gate, or by the product it spreads through."""
+    """Fault: -inf - -inf, the known end of a chunked kernel, named by the gate or by a product it spreads through."""
     tokens = plain(1)
     tokens.g[5, 0, 1, :3] = -np.inf
     only(stages("chunked_fp32", tokens, {}), 0, [0, 1, 2], "decay")

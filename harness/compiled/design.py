@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, Rounding
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, Rounding, block_masks
 from harness.compiled import kernels
 from harness.compiled.kernels import CODES
 from harness.compiled.rounding import code
@@ -185,13 +185,21 @@ class Compiled(Emulated):
         self.cumulative = self.spec.gate_record == "cumulative"
         self.explicit = INVERSES[self.spec.inverse].explicit
         self._none = np.empty((1, 1, 0, 1))
+        self._masks: dict[int, np.ndarray] = {}
 
     def pass_tokens(self, S: Tensor, rows: TokenRows, lengths: np.ndarray, out: Tensor, o: Tensor, d: Tensor) -> None:
         """kernels.token_pass in this design's arithmetic."""
-        dot = self.arithmetic.dots.recurrent
         kernels.token_pass(
-            S.numpy(), *rows, lengths, dot.block, dot.strided, self.codes, out.numpy(), o.numpy(), d.numpy()
+            S.numpy(), *rows, lengths, self.masks(S.shape[-1]), self.codes, out.numpy(), o.numpy(), d.numpy()
         )
+
+    def masks(self, n: int) -> np.ndarray:
+        """[blocks, n] which block of the recurrence's sum takes each of n products."""
+        if n not in self._masks:
+            dot = self.arithmetic.dots.recurrent
+            found = block_masks(n, dot.block, dot.strided, torch.device("cpu")) if dot.blocked(n) else torch.ones(n, 1)
+            self._masks[n] = np.ascontiguousarray(found.T.numpy(), dtype=np.float64)
+        return self._masks[n]
 
     def _ring(self, state: EmulatedState) -> tuple[np.ndarray, ...]:
         field = {name: rows.numpy() for name, rows in state.records.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from harness.compiled.rounding import round_one, round_row
+from harness.compiled.rounding import round_block, round_one, round_row
 
 CODES = (
     "decay score_left score_acc score score_right history_d history_left history_acc state_acc rhs solve_left solve_acc"
@@ -37,37 +37,44 @@ def summing(arguments: str, result: str) -> Any:
     return njit(f"{result}({arguments})", cache=True, error_model="numpy", nogil=True, fastmath=flags)
 
 
-@summing(f"{F1}, {F1}, int64", "float64")
-def dot(x, y, n):
-    total = 0.0
-    for i in range(n):
-        total += x[i] * y[i]
-    return total
+@summing(f"{F2}, {F2}, {F2}, int64", "void")
+def matmul(x, y, out, rows):
+    """out[:rows] = x[:rows] y', both with the contracted axis last; four sums at a time."""
+    n, columns = x.shape[1], y.shape[0]
+    for i in range(rows):
+        j = 0
+        while j + 4 <= columns:
+            a, b, c, d = 0.0, 0.0, 0.0, 0.0
+            for k in range(n):
+                z = x[i, k]
+                a += z * y[j, k]
+                b += z * y[j + 1, k]
+                c += z * y[j + 2, k]
+                d += z * y[j + 3, k]
+            out[i, j], out[i, j + 1], out[i, j + 2], out[i, j + 3] = a, b, c, d
+            j += 4
+        while j < columns:
+            a = 0.0
+            for k in range(n):
+                a += x[i, k] * y[j, k]
+            out[i, j] = a
+            j += 1
 
 
-@summing(f"{F1}, {F1}, int64, int64, int64", "float64")
-def dot_strided(x, y, first, step, n):
-    total = 0.0
-    for i in range(first, n, step):
-        total += x[i] * y[i]
-    return total
-
-
-@compiled(f"{F1}, {F1}, int64, int64, boolean, {F1}", "float64")
-def blocked_dot(x, y, n, block, strided, acc):
-    """x . y accumulated as Dot does: all at once, or block by block."""
-    if block == 0 or block >= n:
-        return round_one(dot(x, y, n), acc)
-    blocks = -(-n // block)
-    total = 0.0
-    for b in range(blocks):
-        if strided:
-            part = dot_strided(x, y, b, blocks, n)
-        else:
-            part = dot(x[b * block : min((b + 1) * block, n)], y[b * block :], min(block, n - b * block))
-        part = round_one(part, acc)
-        total = part if b == 0 else round_one(total + part, acc)
-    return total
+@summing(f"{F2}, {F2}, int64, {F2}", "void")
+def add_outer(x, y, count, out):
+    """out [V, K] += x[:count]' y[:count]; x [., V], y [., K]; two terms at a time."""
+    for i in range(out.shape[0]):
+        j = 0
+        while j + 2 <= count:
+            a, b = x[j, i], x[j + 1, i]
+            for k in range(out.shape[1]):
+                out[i, k] += a * y[j, k] + b * y[j + 1, k]
+            j += 2
+        if j < count:
+            a = x[j, i]
+            for k in range(out.shape[1]):
+                out[i, k] += a * y[j, k]
 
 
 @compiled(f"{F1}, int64, int64, int64, boolean, boolean, {F2}, {F1}", "float64")
@@ -111,9 +118,9 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
     B, HV, V, K = C.shape
     H, m2 = kq.shape[1], kq.shape[2]
     m, L, group = m2 // 2, ring_d.shape[2], HV // H
-    keys, scores = np.empty(K), np.empty((L, m2))
+    keys, scores = np.empty((L, K)), np.empty((L, m2))
     W, Wd = np.empty(L), np.empty((L, V))
-    hw, R, Dl = np.empty((V, m2)), np.empty(m), np.empty(m)
+    hw, R, Z = np.empty((V, m2)), np.empty((V, m)), np.empty((V, m))
     for b in range(B):
         if live[b] == 0:
             continue
@@ -121,21 +128,18 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
             for j in range(w[b]):
                 row = (base[b] + j) & (L - 1)
                 for k in range(K):
-                    keys[k] = ring_k[b, h, row, k]
+                    keys[j, k] = ring_k[b, h, row, k]
                 if read_lo:
                     for k in range(K):
-                        keys[k] += ring_k_lo[b, h, row, k]
-                round_row(keys, K, c[SCORE_LEFT])
-                for i in range(m2):
-                    scores[j, i] = dot(keys, kq_score[b, h, i], K)
-                round_row(scores[j], m2, c[SCORE_ACC])
-                round_row(scores[j], m2, c[SCORE])
-                round_row(scores[j], m2, c[SCORE_RIGHT])
+                        keys[j, k] += ring_k_lo[b, h, row, k]
+            round_block(keys, w[b], c[SCORE_LEFT])
+            matmul(keys, kq_score[b, h], scores, w[b])
+            round_block(scores, w[b], c[SCORE_ACC])
+            round_block(scores, w[b], c[SCORE])
+            round_block(scores, w[b], c[SCORE_RIGHT])
             for hv in range(h * group, (h + 1) * group):
-                for i in range(V):
-                    for j in range(m2):
-                        hw[i, j] = dot(C[b, hv, i], kq[b, h, j], K)
-                    round_row(hw[i], m2, c[STATE_ACC])
+                matmul(C[b, hv], kq[b, h], hw, V)
+                round_block(hw, V, c[STATE_ACC])
                 if w[b]:
                     total = history_decays(ring_g[b, hv], base[b], w[b], L, cumulative, exact, c, W)
                     for j in range(w[b]):
@@ -147,43 +151,48 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                                 Wd[j, i] += ring_d_lo[b, hv, row, i]
                         for i in range(V):
                             Wd[j, i] *= W[j]
-                        round_row(Wd[j], V, c[HISTORY_D])
-                        round_row(Wd[j], V, c[HISTORY_LEFT])
+                    round_block(Wd, w[b], c[HISTORY_D])
+                    round_block(Wd, w[b], c[HISTORY_LEFT])
                     for i in range(V):
                         for t in range(m2):
                             hw[i, t] *= total
-                        round_row(hw[i], m2, c[HISTORY_ACC])
+                    round_block(hw, V, c[HISTORY_ACC])
+                    for i in range(V):
                         for j in range(w[b]):
                             for t in range(m2):
                                 hw[i, t] += Wd[j, i] * scores[j, t]
-                        round_row(hw[i], m2, c[HISTORY_ACC])
+                    round_block(hw, V, c[HISTORY_ACC])
                 for i in range(V):
                     for t in range(m):
-                        R[t] = (v[b, hv, i, t] - eG[b, hv, t] * hw[i, t]) * beta[b, hv, t]
-                    round_row(R, m, c[RHS])
-                    out = d[b, hv, i]
-                    if explicit:
-                        round_row(R, m, c[SOLVE_LEFT])
+                        R[i, t] = (v[b, hv, i, t] - eG[b, hv, t] * hw[i, t]) * beta[b, hv, t]
+                round_block(R, V, c[RHS])
+                out = d[b, hv]
+                if explicit:
+                    round_block(R, V, c[SOLVE_LEFT])
+                    matmul(R, X[b, hv], out, V)
+                    round_block(out, V, c[SOLVE_ACC])
+                else:
+                    for i in range(V):
                         for t in range(m):
-                            out[t] = dot(R, X[b, hv, t], m)
-                        round_row(out, m, c[SOLVE_ACC])
-                    else:
-                        for t in range(m):
-                            out[t] = R[t]
+                            out[i, t] = R[i, t]
                             for j in range(t):
-                                out[t] = round_one(out[t] - X[b, hv, t, j] * out[j], c[INVERSE])
-                    round_row(out, m, c[D])
+                                out[i, t] = round_one(out[i, t] - X[b, hv, t, j] * out[i, j], c[INVERSE])
+                round_block(out, V, c[D])
+                for i in range(V):
                     for t in range(m):
-                        Dl[t] = out[t]
-                    round_row(Dl, m, c[OUTPUT_LEFT])
-                    out = o[b, hv, i]
+                        R[i, t] = out[i, t]
+                round_block(R, V, c[OUTPUT_LEFT])
+                matmul(R, F[b, hv], Z, V)
+                out = o[b, hv]
+                for i in range(V):
                     for t in range(m):
-                        out[t] = eG[b, hv, t] * hw[i, m + t]
-                    round_row(out, m, c[OUTPUT_ACC])
+                        out[i, t] = eG[b, hv, t] * hw[i, m + t]
+                round_block(out, V, c[OUTPUT_ACC])
+                for i in range(V):
                     for t in range(m):
-                        out[t] += dot(Dl, F[b, hv, t], m)
-                    round_row(out, m, c[OUTPUT_ACC])
-                    round_row(out, m, c[OUTPUT])
+                        out[i, t] += Z[i, t]
+                round_block(out, V, c[OUTPUT_ACC])
+                round_block(out, V, c[OUTPUT])
 
 
 @compiled(f"{F4}, {F4}, {F4}, {F4}, {F4}, {F3}, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")
@@ -199,23 +208,23 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
     first_d, second_d = (FOLD_D, FOLD_LEFT) if kept else (HISTORY_D, HISTORY_LEFT)
     keys, W, Wd = np.empty((L, K)), np.empty(L), np.empty((L, V))
     for s in range(n):
-        b = slots[s]
+        b, count = slots[s], w[s]
         for h in range(H):
-            for j in range(w[s]):
+            for j in range(count):
                 row = (base[s] + j) & (L - 1)
                 for k in range(K):
                     keys[j, k] = ring_k[b, h, row, k]
                 if has_lo:
                     for k in range(K):
                         keys[j, k] += ring_k_lo[b, h, row, k]
-                if kept:
-                    round_row(keys[j], K, c[FOLD_K])
-                    round_row(keys[j], K, c[FOLD_RIGHT])
-                else:
-                    round_row(keys[j], K, c[SCORE_LEFT])
+            if kept:
+                round_block(keys, count, c[FOLD_K])
+                round_block(keys, count, c[FOLD_RIGHT])
+            else:
+                round_block(keys, count, c[SCORE_LEFT])
             for hv in range(h * group, (h + 1) * group):
-                total = history_decays(ring_g[b, hv], base[s], w[s], L, cumulative, exact, c, W)
-                for j in range(w[s]):
+                total = history_decays(ring_g[b, hv], base[s], count, L, cumulative, exact, c, W)
+                for j in range(count):
                     row = (base[s] + j) & (L - 1)
                     for i in range(V):
                         Wd[j, i] = ring_d[b, hv, row, i]
@@ -224,69 +233,69 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
                             Wd[j, i] += ring_d_lo[b, hv, row, i]
                     for i in range(V):
                         Wd[j, i] *= W[j]
-                    round_row(Wd[j], V, c[first_d])
-                    round_row(Wd[j], V, c[second_d])
+                round_block(Wd, count, c[first_d])
+                round_block(Wd, count, c[second_d])
+                into = out[s, hv]
                 for i in range(V):
-                    row_out, row_in = out[s, hv, i], C[b, hv, i]
-                    if w[s] == 0:
-                        for k in range(K):
-                            row_out[k] = row_in[k]
-                        continue
                     for k in range(K):
-                        row_out[k] = total * row_in[k]
-                    if kept:
-                        round_row(row_out, K, c[FOLD_ACC])
-                    for j in range(w[s]):
-                        x = Wd[j, i]
-                        for k in range(K):
-                            row_out[k] += x * keys[j, k]
-                    if kept:
-                        round_row(row_out, K, c[FOLD_ACC])
-                        round_row(row_out, K, c[CHECKPOINT])
+                        into[i, k] = C[b, hv, i, k]
+                if count == 0:
+                    continue
+                for i in range(V):
+                    for k in range(K):
+                        into[i, k] *= total
+                if kept:
+                    round_block(into, V, c[FOLD_ACC])
+                add_outer(Wd, keys, count, into)
+                if kept:
+                    round_block(into, V, c[FOLD_ACC])
+                    round_block(into, V, c[CHECKPOINT])
 
 
-@compiled(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, int64, boolean, {F2}, {F4}, {F4}, {F4}")
-def token_pass(S, k, q, v, gain, eg, lengths, block, strided, c, out, o, d):
+@summing(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, {F2}, {F2}, {F4}, {F4}, {F4}", "void")
+def token_pass(S, k, q, v, gain, eg, lengths, masks, c, out, o, d):
     """out [n, HV, V, K]: S after lengths[s] tokens of slot s; o and d [n, HV, V, m] of those tokens.
 
     k, q [n, H, m, K] as the product reads them, q empty in a replay; v [n, HV, m, V] and gain, eg [n, HV, m] as
-    window.token_steps prepares them. Rows of S are independent: each passes all its tokens in cache.
+    window.token_steps prepares them; masks [blocks, K]: the products each rounding of the accumulator takes. Rows
+    of S are independent: each passes all its tokens in cache.
     """
     n, HV, V, K = S.shape
-    H = k.shape[1]
-    group, asked = HV // H, q.shape[2] > 0
-    read = np.empty(K)
+    group, blocks = HV // k.shape[1], masks.shape[0]
+    lanes = 2 if q.shape[2] > 0 else 1
+    read, acc = np.empty((1, K)), c[RECURRENT_ACC]
     reads = c[RECURRENT_LEFT, 0] != 0
     for s in range(n):
         for hv in range(HV):
-            h = hv // group
+            state, keys = out[s, hv], k[s, hv // group]
+            queries = q[s, hv // group] if lanes == 2 else keys
             for i in range(V):
-                row = out[s, hv, i]
-                for t in range(K):
-                    row[t] = S[s, hv, i, t]
+                for j in range(K):
+                    state[i, j] = S[s, hv, i, j]
                 for t in range(lengths[s]):
-                    operand = row
-                    if reads:
+                    for lane in range(lanes):
+                        # first what the old state predicts, then what the new one puts out
+                        other = keys if lane == 0 else queries
                         for j in range(K):
-                            read[j] = row[j]
-                        round_row(read, K, c[RECURRENT_LEFT])
-                        operand = read
-                    predicted = blocked_dot(operand, k[s, h, t], K, block, strided, c[RECURRENT_ACC])
-                    x = round_one(v[s, hv, t, i] - gain[s, hv, t] * predicted, c[D])
-                    decay = eg[s, hv, t]
-                    for j in range(K):
-                        row[j] = decay * row[j] + x * k[s, h, t, j]
-                    round_row(row, K, c[STEP])
-                    d[s, hv, i, t] = x
-                    if asked:
-                        operand = row
+                            read[0, j] = state[i, j]
                         if reads:
+                            round_row(read, 0, c[RECURRENT_LEFT])
+                        total = 0.0
+                        for b in range(blocks):
+                            part = 0.0
                             for j in range(K):
-                                read[j] = row[j]
-                            round_row(read, K, c[RECURRENT_LEFT])
-                            operand = read
-                        y = blocked_dot(operand, q[s, h, t], K, block, strided, c[RECURRENT_ACC])
-                        o[s, hv, i, t] = round_one(y, c[OUTPUT])
+                                part += read[0, j] * other[t, j] * masks[b, j]
+                            part = round_one(part, acc)
+                            total = part if b == 0 else round_one(total + part, acc)
+                        if lane == 1:
+                            o[s, hv, i, t] = round_one(total, c[OUTPUT])
+                            continue
+                        x = round_one(v[s, hv, t, i] - gain[s, hv, t] * total, c[D])
+                        decay = eg[s, hv, t]
+                        for j in range(K):
+                            state[i, j] = decay * state[i, j] + x * keys[t, j]
+                        round_row(state, i, c[STEP])
+                        d[s, hv, i, t] = x
 
 
 @summing(f"{F1}, {F1}, int64", "UniTuple(float64, 4)")
@@ -357,5 +366,5 @@ def write_d(ring, ring_lo, d, first, live, c):
 def round_all(x, first, second):
     """Two roundings of every row of x [rows, n], in place."""
     for i in range(x.shape[0]):
-        round_row(x[i], x.shape[1], first)
-        round_row(x[i], x.shape[1], second)
+        round_row(x, i, first)
+        round_row(x, i, second)

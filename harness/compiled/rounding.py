@@ -63,30 +63,38 @@ def round_one(x, c):
     return np.copysign(c[MAX], y) if abs(y) > c[MAX] else y
 
 
-@njit("void(float64[::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
-def round_row(x, n, c):
-    """The first n numbers of x, in place."""
-    kind = c[KIND]
+@njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
+def round_row(x, row, c):
+    """Row `row` of x, in place."""
+    kind, n = c[KIND], x.shape[1]
     if kind == EXACT:
         return
     if kind == FP32:
         for i in range(n):
-            x[i] = np.float64(np.float32(x[i]))
+            x[row, i] = np.float64(np.float32(x[row, i]))
         return
     low, unit, limit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P]), c[MAX]
     special = False
     for i in range(n):
-        quantum = _number(_bits(x[i]) & 0x7FF0000000000000)
-        special |= quantum >= limit
+        special |= _number(_bits(x[row, i]) & 0x7FF0000000000000) >= limit
     if special:
         # near the top of the range or not finite: one at a time
         for i in range(n):
-            x[i] = round_one(x[i], c)
+            x[row, i] = round_one(x[row, i], c)
     elif kind == NEAREST:
         for i in range(n):
-            quantum = max(_number(_bits(x[i]) & 0x7FF0000000000000), low) * unit
-            x[i] = np.rint(x[i] / quantum) * quantum
+            quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
+            x[row, i] = np.rint(x[row, i] / quantum) * quantum
     else:
         for i in range(n):
-            quantum = max(_number(_bits(x[i]) & 0x7FF0000000000000), low) * unit
-            x[i] = np.trunc(x[i] / quantum) * quantum
+            quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
+            x[row, i] = np.trunc(x[row, i] / quantum) * quantum
+
+
+@njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
+def round_block(x, rows, c):
+    """The first rows of x, in place."""
+    if c[KIND] == EXACT:
+        return
+    for i in range(rows):
+        round_row(x, i, c)
