@@ -34,13 +34,15 @@ class Rounding:
     @staticmethod
     def parse(key: str, text: str) -> Rounding:
         """Read `format[x2][:mode]`; ConfigError naming `key` otherwise."""
-        name, _, mode = str(text).partition(":")
-        base, double, _ = name.partition("x2")
-        if base not in FORMATS and base != "exact":
+        name, colon, mode = str(text).partition(":")
+        base = name.removesuffix("x2")
+        if base not in FORMATS and name != "exact":
             raise ConfigError(f"{key}: {text!r} names no format; have exact, {', '.join(FORMATS)}")
-        if mode and mode not in MODES:
+        if colon and mode not in MODES:
             raise ConfigError(f"{key}: {text!r} names no rounding mode; have {', '.join(MODES)}")
-        return Rounding("exact" if base == "fp64" else base, mode or "nearest", 2 if double else 1)
+        if base in ("exact", "fp64"):
+            return EXACT
+        return Rounding(base, mode or "nearest", 1 if name == base else 2)
 
     def __str__(self) -> str:
         double = "x2" if self.parts == 2 else ""
@@ -54,7 +56,7 @@ class Rounding:
         """x rounded, hi + lo for two parts. key [B] as in precision.round_to; of: what x was rounded to before."""
         if self.format == "exact":
             return x
-        if self.parts == 1 and of is not None and of.within_fp32:
+        if self.parts == 1 and of is not None and of.within_fp32 and self.mode != "stochastic":
             return x if self.keeps(of) else narrow(x, FORMATS[self.format], self.mode)
         hi = round_to(x, FORMATS[self.format], self.mode, key)
         return hi if self.parts == 1 else hi + round_to(x - hi, FORMATS[self.format], self.mode, key)
@@ -88,7 +90,7 @@ class Rounding:
     @lru_cache  # noqa: B019 (roundings are few and live as long as the program)
     def keeps(self, source: Rounding) -> bool:
         """Whether every value that `source` yields passes through unchanged."""
-        if self.exact or self == source:
+        if self.exact or (self == source and self.parts == 1):
             return True
         if source.exact or source.parts > 1 or self.parts > 1:
             return False
@@ -148,7 +150,7 @@ class Dot:
     def parse(key: str, text: str) -> Dot:
         """Read `precision[/n[s]]`; ConfigError naming `key` otherwise."""
         found = re.fullmatch(r"(\w+)(?:/(\d+)(s?))?", str(text))
-        if not found or found[1] not in DOTS or found[2] == "0":
+        if not found or found[1] not in DOTS or (found[2] and int(found[2]) == 0):
             raise ConfigError(f"{key}: {text!r} is no dot precision; have {', '.join(DOTS)}, each with /n or /ns")
         return replace(DOTS[found[1]], block=int(found[2] or 0), strided=bool(found[3]))
 

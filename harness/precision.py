@@ -82,6 +82,8 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
     """
     if x.dtype != torch.float64:
         raise ConfigError(f"precision: the carrier is fp64, not {x.dtype}")
+    if mode not in MODES:
+        raise ConfigError(f"precision: mode {mode!r} is not one of {', '.join(MODES)}")
     if fmt.name == "fp64":
         return x
     if mode == "nearest" and fmt.name == "fp32":
@@ -103,13 +105,11 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
         if fmt.overflow == "saturate":
             return y
         return torch.where(x.isinf(), x if fmt.overflow == "inf" else math.nan, y)
-    elif mode == "stochastic":
+    else:
         if key is None:
             raise ConfigError("precision: stochastic rounding needs a key")
         low = y.floor()
         y = low.add_(uniform(key, x[0].numel()).view_as(x) < y - low).mul_(quantum)
-    else:
-        raise ConfigError(f"precision: mode {mode!r} is not one of {', '.join(MODES)}")
     if fmt.overflow == "inf":
         # scaled so that the carrier overflows exactly where the format does
         scale = 2.0 ** (1023 - fmt.emax)

@@ -43,7 +43,7 @@ class RingSpec:
 
     length: int
     max_window: int
-    flush_at: int = 0  # committed records that raise the flag; 0: L - 2*max_window + 1
+    flush_at: int | None = None  # committed records that raise the flag; None: L - 2*max_window + 1
     fold_when: str = "next"
 
     def __post_init__(self) -> None:
@@ -54,11 +54,12 @@ class RingSpec:
             raise ConfigError(f"ring.max_window: {m} is below 1")
         if self.fold_when not in ("next", "commit"):
             raise ConfigError(f"ring.fold_when: {self.fold_when!r} is neither next nor commit")
-        if self.flush_at == 0:
-            object.__setattr__(self, "flush_at", L - 2 * m + 1)
-            if self.flush_at < 1:
-                raise ConfigError(f"ring.length: {L} cannot hold two windows of ring.max_window={m}")
         windows = 2 if self.fold_when == "next" else 1
+        if self.flush_at is None:
+            object.__setattr__(self, "flush_at", L - 2 * m + 1)
+            if L - 2 * m + 1 < 1:
+                raise ConfigError(f"ring.length: {L} cannot hold two windows of ring.max_window={m}")
+        assert self.flush_at is not None
         if self.flush_at < 1:
             raise ConfigError(f"ring.flush_at: {self.flush_at} is below 1")
         if self.flush_at - 1 + windows * m > L:
@@ -73,6 +74,8 @@ class Cursors:
 
     def __init__(self, spec: RingSpec, slots: int):
         self.spec, self.slots = spec, slots
+        assert spec.flush_at is not None
+        self.flush_at = spec.flush_at
         self.write_pos = [0] * slots
         self.cache_base = [0] * slots
         self.is_flush = [False] * slots
@@ -87,23 +90,32 @@ class Cursors:
         if len(slots) > 1 and len(set(slots)) < len(slots):
             raise RingError(f"slots {list(slots)}: one appears twice")
 
+    def paired(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Refuse counts that do not go with the slots one to one."""
+        if len(slots) != len(counts):
+            raise RingError(f"slots {list(slots)}: {len(counts)} counts for {len(slots)} slots")
+
     def idle(self, slots: Sequence[int], verb: str) -> None:
-        """Refuse to touch a slot between its verify and its commit."""
+        """Refuse to touch a slot between its verify and its commit, or one whose cursors leave the ring."""
         self.check(slots)
         for slot in slots:
+            w, base = self.write_pos[slot], self.cache_base[slot]
+            if not (0 <= w <= self.spec.length and 0 <= base < self.spec.length):
+                raise RingError(f"slot {slot}: write_pos {w}, cache_base {base} leave a ring of {self.spec.length}")
             if self.window[slot] >= 0:
                 raise RingError(f"slot {slot}: {verb} between verify and commit")
 
     def verify(self, slots: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Begin a step of lengths[i] tokens on slots[i]; returns the slots that take the flush route."""
         self.idle(slots, "verify")
+        self.paired(slots, lengths)
         L, widest = self.spec.length, self.spec.max_window
         for slot, m in zip(slots, lengths, strict=True):
-            w, base = self.write_pos[slot], self.cache_base[slot]
+            w = self.write_pos[slot]
             if not 1 <= m <= widest:
                 raise RingError(f"slot {slot}: a window of {m} is not in 1..max_window={widest}")
-            if w < 0 or w + m > L or not 0 <= base < L:
-                raise RingError(f"slot {slot}: window {m} at write_pos {w}, cache_base {base} leaves a ring of {L}")
+            if w + m > L:
+                raise RingError(f"slot {slot}: a window of {m} at write_pos {w} leaves a ring of {L}")
         for slot, m in zip(slots, lengths, strict=True):
             self.window[slot], self.flushed[slot] = m, self.is_flush[slot]
         return [slot for slot in slots if self.is_flush[slot]]
@@ -111,6 +123,7 @@ class Cursors:
     def commit(self, slots: Sequence[int], accepted: Sequence[int]) -> list[int]:
         """Keep the first accepted[i] tokens of each window; returns the slots to fold now (fold_when=commit)."""
         self.check(slots)
+        self.paired(slots, accepted)
         for slot, n in zip(slots, accepted, strict=True):
             if self.window[slot] < 0:
                 raise RingError(f"slot {slot}: commit without a verify in this step")
@@ -125,7 +138,7 @@ class Cursors:
             else:
                 self.write_pos[slot] += n
             self.window[slot], self.flushed[slot] = -1, False
-            over = self.write_pos[slot] >= self.spec.flush_at
+            over = self.write_pos[slot] >= self.flush_at
             self.is_flush[slot] = over and self.spec.fold_when == "next"
             if over and self.spec.fold_when == "commit":
                 full.append(slot)
@@ -202,6 +215,8 @@ class State:
     def copy(self, source: int, target: int, ring: bool = False) -> None:
         """Copy a slot. A source with history is refused unless its ring comes along (sglang#28451)."""
         cursors = self.cursors
+        if source == target:
+            raise RingError(f"slot {source}: copied onto itself")
         cursors.idle([source], "copy")
         if cursors.write_pos[source] and not ring:
             raise RingError(f"slot {source}: {cursors.write_pos[source]} records not folded; copy its ring too")

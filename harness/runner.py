@@ -63,7 +63,7 @@ class Runner:
         self.shape = Shape(count, count * whole.group, whole.V, whole.K)
         self.stream = Stream(decode, whole, heads=heads, device=device)
         ring = config.ring
-        self.grid = RingSpec(ring.length, ring.max_window, ring.flush_at or 0, ring.fold_when)
+        self.grid = RingSpec(ring.length, ring.max_window, ring.flush_at, ring.fold_when)
         self.initial = self.stream.initial_state()
         self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}

@@ -97,7 +97,8 @@ class Schedule:
 
     def __init__(self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int):
         self.decode, self.acceptance, self.grid = decode, acceptance, grid
-        self.end = first + tokens
+        assert grid.flush_at is not None
+        self.full, self.end = grid.flush_at, first + tokens
         B = decode.slots
         self.t, self.w, self.step = [first] * B, [0] * B, [0] * B
         self.flagged, self.flush, self.begin = [False] * B, [0] * B, [first] * B
@@ -131,7 +132,7 @@ class Schedule:
                 self.t[b] += count
                 self.step[b] += 1
                 self.w[b] = count if self.flagged[b] else self.w[b] + count
-                full = self.w[b] >= self.grid.flush_at
+                full = self.w[b] >= self.full
                 self.flagged[b] = full and self.grid.fold_when == "next"
                 if full:
                     found.setdefault(i, []).append((b, self.flush[b], self.begin[b], self.t[b]))

@@ -5,6 +5,7 @@ One small file per design in configs/variant; the keys are the fields of Variant
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +54,12 @@ class VariantSpec:
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}")
+        if self.flush_at is not None and (type(self.flush_at) is not int or self.flush_at < 1):
+            raise ConfigError(f"variant {self.name}: flush_at: {self.flush_at!r} is not a count of 1 or more")
+        if self.fold_when not in (None, "next", "commit"):
+            raise ConfigError(f"variant {self.name}: fold_when: {self.fold_when!r} is neither next nor commit")
+        if type(self.fold_current) is not bool:
+            raise ConfigError(f"variant {self.name}: fold_current: {self.fold_current!r} is neither true nor false")
         if self.fold == "snapshot" and (self.verify != "tokens" or (self.flush_at, self.fold_when) != (1, "commit")):
             raise ConfigError(
                 f"variant {self.name}: fold: snapshot needs verify: tokens, flush_at: 1 and fold_when: commit"
@@ -80,7 +87,7 @@ class VariantSpec:
             raise ConfigError(f"variant {self.name}: decodes one token a step; set ring.max_window=1 decode.window=1")
         if self.fold_current and flush_at is None:
             flush_at = run.length - 1
-        return RingSpec(run.length, window, flush_at or 0, self.fold_when or run.fold_when)
+        return RingSpec(run.length, window, flush_at, self.fold_when or run.fold_when)
 
     def arithmetic(self, precision: PrecisionConfig | None = None) -> Arithmetic:
         """Its sites, products and conventions, with the run's `precision` laid over them."""
@@ -88,10 +95,9 @@ class VariantSpec:
         own_sites = _table(f"{where}: sites", self.sites, SITES, Rounding.parse, EXACT)
         own_dots = _table(f"{where}: dots", self.dots, PRODUCTS, Dot.parse, Dot())
         given = dict(self.conventions)
-        if "beta" in given:
-            given["beta"] = Rounding.parse(f"{where}: conventions.beta", given["beta"])
         _known(f"{where}: conventions", given, tuple(f.name for f in fields(Conventions)))
-        arithmetic = Arithmetic(Sites(**own_sites), Dots(**own_dots), Conventions(**given))
+        arithmetic = Arithmetic(Sites(**own_sites), Dots(**own_dots), _conventions(f"{where}: conventions", given))
+        _check_draws(f"{where}: sites", arithmetic)
         return arithmetic if precision is None else overlay(arithmetic, precision)
 
 
@@ -107,24 +113,47 @@ def overlay(own: Arithmetic, precision: PrecisionConfig) -> Arithmetic:
     for name in precision.keep:
         if name not in SITES + PRODUCTS:
             raise ConfigError(f"precision.keep: {name!r} is no site or product; have {', '.join(SITES + PRODUCTS)}")
+        # some names are both: the value and the product that makes it
         if name in SITES:
             sites = replace(sites, **{name: getattr(own.sites, name)})
-        else:
+        if name in PRODUCTS:
             dots = replace(dots, **{name: getattr(own.dots, name)})
     _known("precision.sites", precision.sites, SITES)
     _known("precision.products", precision.products, PRODUCTS)
     for site, text in precision.sites.items():
-        sites = replace(sites, **{site: _rounding(f"precision.sites.{site}", site, text)})
+        sites = replace(sites, **{site: Rounding.parse(f"precision.sites.{site}", text)})
     for product, text in precision.products.items():
         dots = replace(dots, **{product: Dot.parse(f"precision.products.{product}", text)})
-    return replace(own, sites=sites, dots=dots)
+    made = replace(own, sites=sites, dots=dots)
+    _check_draws("precision.sites", made)
+    return made
 
 
-def _rounding(key: str, site: str, text: str) -> Rounding:
-    rounding = Rounding.parse(key, text)
-    if rounding.mode == "stochastic" and site not in STOCHASTIC:
-        raise ConfigError(f"{key}: stochastic rounding is for {', '.join(STOCHASTIC)}")
-    return rounding
+def _conventions(key: str, table: dict[str, Any]) -> Conventions:
+    given = dict(table)
+    if "eps" in given:
+        try:
+            # YAML reads 1e-5 as text
+            given["eps"] = float(given["eps"])
+        except (TypeError, ValueError):
+            raise ConfigError(f"{key}.eps: {given['eps']!r} is not a number") from None
+        if not 0 <= given["eps"] < math.inf:
+            raise ConfigError(f"{key}.eps: {given['eps']} is not a finite number >= 0")
+    if "beta" in given:
+        given["beta"] = Rounding.parse(f"{key}.beta", given["beta"])
+        if given["beta"].mode == "stochastic":
+            raise ConfigError(f"{key}.beta: stochastic rounding is for {', '.join(STOCHASTIC)}")
+    for name, allowed in (("eps_at", ("sum", "mean", "outside")), ("decay", ("before", "after"))):
+        if given.get(name, allowed[0]) not in allowed:
+            raise ConfigError(f"{key}.{name}: {given[name]!r} is not {' or '.join(allowed)}")
+    return Conventions(**given)
+
+
+def _check_draws(key: str, a: Arithmetic) -> None:
+    """Refuse a stochastic rounding where no draw is keyed."""
+    for site in SITES:
+        if getattr(a.sites, site).mode == "stochastic" and site not in STOCHASTIC:
+            raise ConfigError(f"{key}.{site}: stochastic rounding is for {', '.join(STOCHASTIC)}")
 
 
 def _known(key: str, table: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -136,10 +165,12 @@ def _known(key: str, table: dict[str, Any], names: tuple[str, ...]) -> None:
 def _table(key: str, table: dict[str, str], names: tuple[str, ...], parse: Any, otherwise: Any) -> dict[str, Any]:
     _known(key, table, (*names, "default"))
     default = parse(f"{key}.default", table["default"]) if "default" in table else otherwise
+    if isinstance(default, Rounding) and default.mode == "stochastic":
+        raise ConfigError(f"{key}.default: stochastic rounding is for {', '.join(STOCHASTIC)}")
     found = dict.fromkeys(names, default)
     for name, text in table.items():
         if name != "default":
-            found[name] = _rounding(f"{key}.{name}", name, text) if names is SITES else parse(f"{key}.{name}", text)
+            found[name] = parse(f"{key}.{name}", text)
     return found
 
 

@@ -1,8 +1,7 @@
 """What the tests of the designs share: random tokens, the recurrence as a plain loop, a design run beside it.
 
-`recurrence` is written from the formulas alone, in NumPy, one token and one line at a time; it calls nothing of the
-package. `Beside` runs a design through the four calls and asserts after every step that outputs, writes, served and
-kept state are those of the loop, so a planted fault shows as an AssertionError.
+`recurrence` is written from the formulas alone, in NumPy, and calls nothing of the package. `Beside` asserts after
+every step of a design that outputs, writes, served and kept state are those of the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from harness.arithmetic import Conventions
 from harness.compiled.design import Compiled, unsupported
 from harness.config import PrecisionConfig, RingConfig
-from harness.errors import ConfigError
 from harness.reference.emulated import Emulated
 from harness.tokens import Shape, Tokens
 from harness.variants import VariantSpec, load
@@ -26,6 +24,8 @@ from harness.window import Step, Windows
 SHAPE = Shape(2, 6, 40, 24)  # no two sizes equal: a transposed state or a skipped head shows
 EXACT = PrecisionConfig(name="exact", base="exact")
 TOL = 1e-12  # fp64 identities: some hundred operations of 1.1e-16 on numbers of size 1 to 10, with room
+RESETS = (-160.0, -np.inf)
+Gates = tuple[float, ...]
 TABLE = tuple[Tokens, np.ndarray]  # tokens [W, B, m, ...] and lengths [W, B]
 MAKERS: dict[str, type[Emulated]] = {"torch": Emulated, "compiled": Compiled}
 _engine = "torch"
@@ -38,19 +38,14 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def draw(rng: np.random.Generator, *lead: int, shape: Shape = SHAPE, resets: tuple[float, ...] = ()) -> Tokens:
+def draw(rng: np.random.Generator, *lead: int, shape: Shape = SHAPE, resets: Gates = ()) -> Tokens:
     """Random tokens with leading axes `lead`: all magnitudes of g, beta in [0, 1.6], one token in ten a reset."""
     g = -(10.0 ** rng.uniform(-6, 0.5, (*lead, shape.HV)))
     if resets:
         g = np.where(rng.random(g.shape) < 0.1, rng.choice(resets, g.shape), g)
-    parts = (
-        rng.standard_normal((*lead, shape.H, shape.K)),
-        rng.standard_normal((*lead, shape.H, shape.K)),
-        rng.standard_normal((*lead, shape.HV, shape.V)),
-        g,
-        rng.uniform(0, 1.6, (*lead, shape.HV)),
-    )
-    return Tokens(*(torch.from_numpy(x) for x in parts))
+    q, k = rng.standard_normal((2, *lead, shape.H, shape.K))
+    v, beta = rng.standard_normal((*lead, shape.HV, shape.V)), rng.uniform(0, 1.6, g.shape)
+    return Tokens(*(torch.from_numpy(x) for x in (q, k, v, g, beta)))
 
 
 def bf16(tokens: Tokens) -> Tokens:
@@ -82,7 +77,7 @@ def recurrence(S: Any, tokens: Tokens, c: Conventions | None = None) -> tuple[np
     q, k, v, g = (np.asarray(getattr(tokens, name)) for name in ("q", "k", "v", "g"))
     beta = np.asarray(c.beta(tokens.beta))
     states, outputs, writes = [np.asarray(S)], [], []
-    HV, V, K = states[0].shape
+    HV, _, K = states[0].shape
     key_head = np.arange(HV) // (HV // k.shape[1])
     for t in range(len(g)):
         k_hat, q_hat = unit(k[t], c)[key_head], (unit(q[t], c) / np.sqrt(K))[key_head]
@@ -92,8 +87,7 @@ def recurrence(S: Any, tokens: Tokens, c: Conventions | None = None) -> tuple[np
         states.append(decayed + d[:, :, None] * k_hat[:, None, :])
         outputs.append(np.einsum("hvk,hk->hv", states[-1], q_hat))
         writes.append(d)
-    empty = np.empty((0, HV, V))
-    return np.stack(states), np.stack(outputs or [empty])[: len(g)], np.stack(writes or [empty])[: len(g)]
+    return np.stack(states), np.stack(outputs), np.stack(writes)
 
 
 def close(what: str, x: Any, y: Any, tolerance: float = TOL) -> None:
@@ -116,17 +110,6 @@ def design(
     return maker(spec, spec.ring(ring), arithmetic)
 
 
-def rings(spec: VariantSpec | str, *wanted: RingConfig) -> list[RingConfig]:
-    """Those of the rings `wanted` that the design's own flush rule allows, each once."""
-    legal = {}
-    for ring in wanted:
-        try:
-            legal[design(spec, ring).ring] = ring
-        except ConfigError:
-            continue
-    return list(legal.values())
-
-
 def windows(tokens: Tokens, lengths: Any, shape: Shape = SHAPE, pad: float = float("nan")) -> Windows:
     """Windows of tokens [W, B, m, ...], with `pad` in every lane behind a window's length."""
     lengths = np.asarray(lengths)
@@ -139,11 +122,11 @@ class Beside:
     """A design and the loop, step by step on the same tokens. truth[b]: the last states of slot b, newest last."""
 
     def __init__(
-        self, maker: Emulated, initial: torch.Tensor, shape: Shape = SHAPE, tolerance: float = TOL, seed: int = 0
+        self, maker: Emulated, initial: torch.Tensor, shape: Shape = SHAPE, tolerance: float = TOL, judge: Any = None
     ):
         self.design, self.tolerance = maker, tolerance
-        self.conventions = maker.arithmetic.conventions
-        self.state = maker.create(shape, len(initial), initial, seed=seed)
+        self.conventions = judge or maker.arithmetic.conventions
+        self.state = maker.create(shape, len(initial), initial)
         self.truth: list[list[np.ndarray] | None] = [[S.numpy()] for S in initial]
 
     def step(self, table: TABLE, ready: Windows, i: int, accepted: dict[int, int], late: bool = False) -> None:
@@ -173,15 +156,10 @@ class Beside:
 
     def compare(self) -> None:
         """Served and kept state of every slot that is followed."""
-        slots = [slot for slot, past in enumerate(self.truth) if past is not None]
-        for which in ("served", "kept") if slots else ():
-            read = self.design.read(self.state, which, slots)
-            close(which, read, np.stack([self.truth[slot][-1] for slot in slots]), self.tolerance)
-
-    def reset(self, slot: int, S: torch.Tensor, follow: bool = True) -> None:
-        """A new sequence in `slot` at S [HV, V, K]; follow=False: a tenant that nothing is asked of."""
-        self.design.reset(self.state, [slot], S[None])
-        self.truth[slot] = [S.numpy()] if follow else None
+        truth = {slot: past[-1] for slot, past in enumerate(self.truth) if past}
+        for which in ("served", "kept") if truth else ():
+            read = self.design.read(self.state, which, list(truth))
+            close(which, read, np.stack(list(truth.values())), self.tolerance)
 
     def poison(self, value: float) -> None:
         """`value` in every ring row outside the histories."""
@@ -194,11 +172,11 @@ class Beside:
 
 
 def decode(
-    maker: Emulated, initial: torch.Tensor, ready: Windows, accepted: np.ndarray, *, seed: int = 0, also: Any = None
+    maker: Emulated, initial: Any, ready: Windows, accepted: Any, seed: int = 0, also: Any = None, state: Any = None
 ) -> list[list[torch.Tensor]]:
     """Run every step of `ready` with accepted [W, B]. Per slot, for each of its steps: outputs of the accepted lanes,
-    then served and kept state. also(state, step number) is called between steps."""
-    state = maker.create(ready.shape, len(initial), initial, seed=seed)
+    then served and kept state. also(state, step number) is called between steps; state: one there is already."""
+    state = state or maker.create(ready.shape, len(initial), initial, seed=seed)
     found: list[list[torch.Tensor]] = [[] for _ in initial]
     for i in range(len(accepted)):
         step = Step(ready, i)
@@ -220,19 +198,12 @@ def same(x: list[list[torch.Tensor]], y: list[list[torch.Tensor]]) -> bool:
     )
 
 
-def fuzz(
-    maker: Emulated,
-    seed: int,
-    steps: int = 40,
-    slots: int = 3,
-    resets: tuple[float, ...] = (-160.0, -np.inf),
-    shape: Shape = SHAPE,
-    conventions: Conventions | None = None,
-) -> None:
+def fuzz(maker: Emulated, seed: int, steps: int = 40, slots: int = 3, resets: Gates = RESETS, **how: Any) -> None:
     """Random steps of `maker` beside the loop: ragged and idle windows, aborts, poisoned reuse, copies, snapshots.
 
-    conventions: of the loop, where they are not the design's own.
+    how: shape, and judge, the conventions of the loop where they are not the design's own, as in Beside.
     """
+    shape = how.get("shape", SHAPE)
     rng = np.random.default_rng(seed)
     m = maker.ring.max_window
     lengths = rng.integers(0, m + 1, (steps, slots))
@@ -240,8 +211,7 @@ def fuzz(
     lengths[lengths.sum(1) == 0, 0] = 1
     table = draw(rng, steps, slots, m, shape=shape, resets=resets), lengths
     ready = windows(*table, shape=shape)
-    pair = Beside(maker, start(rng, slots, shape), shape)
-    pair.conventions = conventions or pair.conventions
+    pair = Beside(maker, start(rng, slots, shape), **how)
     for i in range(steps):
         accepted = {b: int(rng.integers(1, n + 1)) for b, n in enumerate(lengths[i]) if n}
         if rng.random() < 0.1 and not maker.spec.fold_current:
@@ -258,9 +228,12 @@ def between(pair: Beside, rng: np.random.Generator, S: torch.Tensor) -> None:
     a, b = (int(x) for x in rng.choice(slots, 2, replace=False)) if slots > 1 else (0, 0)
     kind = rng.choice(["reset", "foul", "copy", "snapshot", "force", ""], p=[0.1, 0.08, 0.08, 0.12, 0.07, 0.55])
     if kind == "reset" or pair.truth[a] is None:
-        pair.reset(a, S)
+        pair.design.reset(pair.state, [a], S[None])
+        pair.truth[a] = [S.numpy()]
     elif kind == "foul":
-        pair.reset(a, torch.full_like(S, rng.choice([np.nan, 1e30])), follow=False)
+        # a tenant that nothing is asked of, and whose traces nobody may find
+        pair.design.reset(pair.state, [a], torch.full_like(S[None], rng.choice([np.nan, 1e30])))
+        pair.truth[a] = None
     elif kind == "force":
         cursors.force_flush([a])
     elif kind == "copy" and a != b:

@@ -1,6 +1,6 @@
 """Public bug reports about cursors (family D) and slots, padding and empty windows (family E), as small inputs.
 
-D is told in tokens: the state must be that of the tokens accepted so far, no matter how rounds and windows fell.
+D is told in tokens: the state must be that of the tokens accepted so far, however rounds and windows fell.
 """
 
 from __future__ import annotations
@@ -149,15 +149,7 @@ def test_e2_a_reused_slot_is_a_fresh_one(name: str, value: float) -> None:
     maker.reset(state, [1, 0], initial.flip(0))
     for rows in state.records.values():
         rows.fill_(value)
-    found: list[list[torch.Tensor]] = [[], []]
-    for i in range(14):
-        step = Step(ready, i)
-        result = maker.verify(state, step)
-        maker.commit(state, step.slots, step.lengths)
-        states = [maker.read(state, which, [0, 1]) for which in ("served", "kept")]
-        for slot, n in enumerate(step.lengths):
-            found[slot] += [result.o[slot, :, :, :n], *(x[slot].clone() for x in states)]
-    assert same(found, fresh)
+    assert same(decode(maker, initial, ready, lengths, state=state), fresh)
 
 
 @pytest.mark.parametrize("pad", [float("nan"), 1e30, float("inf")])
@@ -224,6 +216,26 @@ def test_e5_padding_changes_no_bit(name: str) -> None:
     for extra in (1, 3, 17):
         wide = tokens.map(lambda x, extra=extra: torch.cat((x, x[:, :, :1].expand(-1, -1, extra, *x.shape[3:])), 2))
         assert same(decode(maker, initial, windows(wide, lengths), lengths), plain), extra
+
+
+@pytest.mark.parametrize("name", names())
+def test_slots_may_be_named_in_any_order(name: str) -> None:
+    """Fault: as many slots as there are taken for all of them in order, so that a permuted call mixes sequences."""
+    rng = np.random.default_rng(8)
+    maker = design(name)
+    m = maker.ring.max_window
+    lengths, order = np.full((12, 3), m), [2, 0, 1]
+    ready, initial = windows(draw(rng, 12, 3, m), lengths), start(rng, 3)
+    states = [maker.create(SHAPE, 3, initial) for _ in range(2)]
+    maker.reset(states[1], order, initial[order])
+    for i in range(12):
+        counts = [int(n) for n in rng.integers(1, m + 1, 3)]
+        for state, slots in zip(states, ([0, 1, 2], order), strict=True):
+            maker.verify(state, Step(ready, i))
+            maker.commit(state, slots, [counts[s] for s in slots])
+        for which in ("served", "kept"):
+            for some in (order, [1, 0]):
+                close(which, maker.read(states[1], which, some), maker.read(states[0], which, [0, 1, 2])[some])
 
 
 def test_an_aborted_request_leaves_its_history() -> None:

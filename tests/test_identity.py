@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import EXACT, SHAPE, Beside, close, design, draw, engine, fuzz, recurrence, rings, start, windows
+from helpers import EXACT, RESETS, SHAPE, Beside, close, design, draw, engine, fuzz, recurrence, start, windows
 
 from harness.arithmetic import Arithmetic
 from harness.config import PrecisionConfig, RingConfig
+from harness.errors import ConfigError
 from harness.reference.inverse import INVERSES
 from harness.tokens import Shape, Tokens
 from harness.variants import VariantSpec, names
@@ -47,11 +48,21 @@ SPECS = {name: VariantSpec(name=name, **keys) for name, keys in DECLARED.items()
 # inf - inf is not a number: a cumulative record, which is read as a difference of two sums, cannot hold a reset to
 # -inf. One of -160 it survives here, as fp64 keeps the 1e-14 that the difference needs
 FINITE = (-160.0,)
-ANY = (-160.0, -np.inf)
+
+
+def rings(spec: VariantSpec | str, *wanted: RingConfig) -> list[RingConfig]:
+    """Those of the rings `wanted` that the design's own flush rule allows, each once."""
+    legal = {}
+    for ring in wanted:
+        try:
+            legal[design(spec, ring).ring] = ring
+        except ConfigError:
+            continue
+    return list(legal.values())
 
 
 def resets(spec: VariantSpec) -> tuple[float, ...]:
-    return FINITE if spec.gate_record == "cumulative" else ANY
+    return FINITE if spec.gate_record == "cumulative" else RESETS
 
 
 @pytest.mark.parametrize("name", names())
@@ -59,25 +70,25 @@ def test_shipped_designs_are_the_recurrence(name: str) -> None:
     """Faults: any in a cursor, a record, a fold or a verify; a variant file whose exact form is another function."""
     for seed, ring in enumerate(rings(name, *RINGS[:5])):
         maker = design(name, ring)
-        fuzz(maker, seed, resets=resets(maker.spec))
+        fuzz(maker, seed, steps=30, resets=resets(maker.spec))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_declared_designs_are_the_recurrence(name: str) -> None:
     """Faults: a combination of the declared space that no shipped variant uses and that is wrong."""
     for seed, ring in enumerate(rings(SPECS[name], *RINGS[:3])):
-        fuzz(design(SPECS[name], ring), seed, steps=25, resets=resets(SPECS[name]))
+        fuzz(design(SPECS[name], ring), seed, steps=20, resets=resets(SPECS[name]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [*names(), *SPECS])
 def test_long_fuzz(name: str, seed: int) -> None:
     """Faults: those of the short fuzz that need a rare order of events."""
     spec = SPECS.get(name, name)
     for ring in rings(spec, *RINGS):
         maker = design(spec, ring)
-        fuzz(maker, 100 + seed, steps=250, slots=5, resets=resets(maker.spec))
+        fuzz(maker, 100 + seed, steps=120, slots=5, resets=resets(maker.spec))
 
 
 @pytest.mark.parametrize("fold", ["product", "replay"])
@@ -117,7 +128,6 @@ def test_two_part_records_are_the_recurrence(sites: tuple[str, ...], fold_when: 
     maker = design(spec, RingConfig(16, 4), precision)
     assert {name for name in maker.records if name.endswith("_lo")} == {f"{s.removeprefix('store_')}_lo" for s in sites}
     fuzz(maker, 5)
-    fuzz(design(spec, RingConfig(16, 4), replace(EXACT, sites=dict.fromkeys(sites, "exactx2"))), 6)
     with pytest.raises(AssertionError):
         fuzz(design(replace(spec, history_read="hi"), RingConfig(16, 4), precision), 5)
 
@@ -144,6 +154,23 @@ def test_inverses_on_coherent_keys(inverse: str, window: int) -> None:
     pair = Beside(maker, start(rng, 2), tolerance=tolerance)
     table = tokens, np.full((1, 2), window)
     pair.step(table, windows(*table), 0, {0: window, 1: window // 2})
+
+
+@pytest.mark.parametrize("name", [*names(), *SPECS])
+def test_a_forced_fold_at_every_history_length(name: str) -> None:
+    """Faults: a fold of no records, forced on a slot that has just been reset or folded; a flag that stays up."""
+    rng = np.random.default_rng(13)
+    maker = design(SPECS.get(name, name), RingConfig(16, 4))
+    m = maker.ring.max_window
+    table = draw(rng, 12, 1, m), np.full((12, 1), m)
+    ready, initial = windows(*table), start(rng, 1)
+    for late in range(4):
+        pair = Beside(maker, initial)
+        for i in range(late + 2):
+            if i == late:
+                pair.state.cursors.force_flush([0])
+            pair.step(table, ready, i, {0: 1})
+            assert not pair.state.cursors.is_flush[0] or pair.state.cursors.write_pos[0] >= maker.ring.flush_at
 
 
 def test_heads_in_any_ratio() -> None:

@@ -40,7 +40,7 @@ class Fault:
         """The identity on the design at hand; AssertionError where it does not hold."""
         for seed in range(3):
             maker = design(VariantSpec(name="planted", **self.spec), self.ring, self.precision)
-            fuzz(maker, seed, steps=25, shape=self.shape, resets=(-160.0,), conventions=self.judge)
+            fuzz(maker, seed, steps=25, shape=self.shape, resets=(-160.0,), judge=self.judge)
 
 
 def after(target: Any, name: str, then: Callable[..., Any]) -> Callable[[Patch], None]:

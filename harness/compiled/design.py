@@ -13,7 +13,7 @@ from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, Roun
 from harness.compiled import kernels
 from harness.compiled.kernels import CODES
 from harness.compiled.rounding import code
-from harness.reference.emulated import Emulated, EmulatedState, Lazy, Verified
+from harness.reference.emulated import Emulated, EmulatedState, Lazy, Verified, everyone
 from harness.reference.inverse import INVERSES
 from harness.ring import Rows
 from harness.variants import VariantSpec
@@ -77,9 +77,9 @@ def codes(a: Arithmetic) -> np.ndarray:
 
 
 class WindowRows(NamedTuple):
-    """reference.WindowStep with the contracted axis last."""
+    """reference.WindowStep with slots and heads apart, X and F not transposed."""
 
-    kq: np.ndarray  # [B, H, 2m, K]
+    kq: np.ndarray  # [B, H, K, 2m]
     kq_score: np.ndarray
     v: np.ndarray  # [B, HV, V, m]
     beta: np.ndarray  # [B, HV, m]
@@ -103,7 +103,7 @@ def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRow
 
     def compute() -> list[WindowRows]:
         of = a.sites.key
-        kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2))
+        kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2).mT.contiguous())
 
         def read(how: Rounding) -> Tensor:
             return windows.memo(
@@ -146,7 +146,7 @@ class Pass:
         self.design, self.S, self.rows = design, S, rows
         n, HV, V, _ = S.shape
         self.lanes = 0
-        self._o, self._d = (torch.full((n, HV, V, rows.k.shape[2]), torch.nan, dtype=torch.float64) for _ in range(2))
+        self._o, self._d = (torch.empty((n, HV, V, rows.k.shape[2]), dtype=torch.float64) for _ in range(2))
 
     def run(self, lengths: Sequence[int]) -> Tensor:
         """The states after lengths[s] tokens of every slot, [n, HV, V, K]."""
@@ -202,13 +202,13 @@ class Compiled(Emulated):
         return self._masks[n]
 
     def _ring(self, state: EmulatedState) -> tuple[np.ndarray, ...]:
-        field = {name: rows.numpy() for name, rows in state.records.items()}
+        field = state.arrays
         lo = (field.get("k_hat_lo", self._none), field.get("d_lo", self._none))
         return field["k_hat"], lo[0], field["d"], lo[1], field["g"]
 
     def _verify_window(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
         rows = window_rows(step.windows, self.arithmetic, self.spec.inverse)[step.index]
-        o, d = (torch.full(rows.v.shape, torch.nan, dtype=torch.float64) for _ in range(2))
+        o, d = (torch.empty(rows.v.shape, dtype=torch.float64) for _ in range(2))
         C = self._operand(state)[0].view(state.checkpoint.shape)
         low = "d_lo" in self.records and self.spec.history_read == "sum"
         kernels.verify_window(
@@ -232,7 +232,7 @@ class Compiled(Emulated):
         for site, of in ((sites.snapshot, sites.step), (sites.checkpoint, sites.snapshot)):
             if not site.keeps(of):
                 value = site(value)
-        self._set(state, slots, value if len(slots) == state.slots else value[list(slots)])
+        self._set(state, slots, value if everyone(slots, state.slots) else value[list(slots)])
 
     def _write(self, state: EmulatedState, step: Step, history: Sequence[int], result: Verified | Lazy) -> None:
         if self.spec.verify == "tokens" or self.cumulative:
@@ -240,10 +240,10 @@ class Compiled(Emulated):
         cursors, live = state.cursors, step.windows.lengths[step.index]
         first = np.array(cursors.cache_base) + np.array(cursors.write_pos)
         for name in self.records:
-            ring = state.records[name].numpy()
+            ring = state.arrays[name]
             if name == "d":
                 assert result.d is not None
-                lo = state.records["d_lo"].numpy() if "d_lo" in self.records else self._none
+                lo = state.arrays["d_lo"] if "d_lo" in self.records else self._none
                 kernels.write_d(ring, lo, result.d.numpy(), first, live, self.codes)
             elif name != "d_lo":
                 value = step.windows.stored(self.arithmetic, name)[step.index].numpy()
@@ -260,7 +260,7 @@ class Compiled(Emulated):
         k_hat = a.sites.key(normalise(k, a.conventions)).contiguous()
         scalars = token_scalars(v, beta, a.sites.decay(g.exp()), a)
         operands = TokenRows(k_hat.numpy(), self._none, *(x.contiguous().numpy() for x in scalars))
-        S = state.checkpoint[list(slots)] if len(slots) < state.slots else state.checkpoint
+        S = state.checkpoint if everyone(slots, state.slots) else state.checkpoint[list(slots)]
         out = torch.empty_like(S)
         unused = torch.empty(*S.shape[:3], k.shape[2], dtype=torch.float64)
         self.pass_tokens(S, operands, np.array(lengths), out, unused, unused)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from harness.compiled.rounding import round_block, round_one, round_row
+from harness.compiled.rounding import FP32, round_block, round_one, round_row
 
 CODES = (
     "decay score_left score_acc score score_right history_d history_left history_acc state_acc rhs solve_left solve_acc"
@@ -35,46 +35,6 @@ def summing(arguments: str, result: str) -> Any:
     """The same, with sums that may be reordered and fused. Roundings live in functions of their own."""
     flags = {"reassoc", "contract", "nsz"}
     return njit(f"{result}({arguments})", cache=True, error_model="numpy", nogil=True, fastmath=flags)
-
-
-@summing(f"{F2}, {F2}, {F2}, int64", "void")
-def matmul(x, y, out, rows):
-    """out[:rows] = x[:rows] y', both with the contracted axis last; four sums at a time."""
-    n, columns = x.shape[1], y.shape[0]
-    for i in range(rows):
-        j = 0
-        while j + 4 <= columns:
-            a, b, c, d = 0.0, 0.0, 0.0, 0.0
-            for k in range(n):
-                z = x[i, k]
-                a += z * y[j, k]
-                b += z * y[j + 1, k]
-                c += z * y[j + 2, k]
-                d += z * y[j + 3, k]
-            out[i, j], out[i, j + 1], out[i, j + 2], out[i, j + 3] = a, b, c, d
-            j += 4
-        while j < columns:
-            a = 0.0
-            for k in range(n):
-                a += x[i, k] * y[j, k]
-            out[i, j] = a
-            j += 1
-
-
-@summing(f"{F2}, {F2}, int64, {F2}", "void")
-def add_outer(x, y, count, out):
-    """out [V, K] += x[:count]' y[:count]; x [., V], y [., K]; two terms at a time."""
-    for i in range(out.shape[0]):
-        j = 0
-        while j + 2 <= count:
-            a, b = x[j, i], x[j + 1, i]
-            for k in range(out.shape[1]):
-                out[i, k] += a * y[j, k] + b * y[j + 1, k]
-            j += 2
-        if j < count:
-            a = x[j, i]
-            for k in range(out.shape[1]):
-                out[i, k] += a * y[j, k]
 
 
 @compiled(f"{F1}, int64, int64, int64, boolean, boolean, {F2}, {F1}", "float64")
@@ -104,6 +64,34 @@ def history_decays(g, base, w, L, cumulative, exact, c, W):
     return round_one(math.exp(last), c[DECAY])
 
 
+@summing(f"{F2}, {F2}, {F2}, boolean", "void")
+def times_transposed(x, y, out, add):
+    """out = x y' or out += x y', with the few lanes of a window as the contracted axis."""
+    for i in range(x.shape[0]):
+        for t in range(y.shape[0]):
+            total = out[i, t] if add else 0.0
+            for j in range(y.shape[1]):
+                total += x[i, j] * y[t, j]
+            out[i, t] = total
+
+
+@compiled(f"{F2}, {F2}, boolean, int64, int64, {F1}, {F2}")
+def gather(ring, ring_lo, has_lo, base, n, W, out):
+    """out[:, j] = W_j d_j over n records of ring [L, V], in logical order; zero behind them."""
+    L, V = ring.shape
+    for i in range(V):
+        for j in range(L):
+            out[i, j] = 0.0
+    for j in range(n):
+        row = (base + j) & (L - 1)
+        if has_lo:
+            for i in range(V):
+                out[i, j] = W[j] * (ring[row, i] + ring_lo[row, i])
+        else:
+            for i in range(V):
+                out[i, j] = W[j] * ring[row, i]
+
+
 @compiled(
     f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {F4}, {F4}, boolean, {F4}, {F4}, {F4}, {F4}, {F3}, "
     f"boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}"
@@ -112,87 +100,83 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                   read_lo, cumulative, exact, base, w, live, c, o, d):  # fmt: skip
     """o and d [B, HV, V, m] of one window per live slot.
 
-    C [B, HV, V, K] as read; kq, kq_score [B, H, 2m, K] as read; v [B, HV, V, m]; beta, eG [B, HV, m];
+    C [B, HV, V, K] as read; kq, kq_score [B, H, K, 2m] as read; v [B, HV, V, m]; beta, eG [B, HV, m];
     X, F [B, HV, m, m]; ring_* [B, heads, L, width], *_lo with L = 0 where there is none; base, w, live [B]
     """
     B, HV, V, K = C.shape
-    H, m2 = kq.shape[1], kq.shape[2]
+    H, m2 = kq.shape[1], kq.shape[3]
     m, L, group = m2 // 2, ring_d.shape[2], HV // H
     keys, scores = np.empty((L, K)), np.empty((L, m2))
-    W, Wd = np.empty(L), np.empty((L, V))
-    hw, R, Z = np.empty((V, m2)), np.empty((V, m)), np.empty((V, m))
+    W, Wd = np.empty(L), np.empty((V, L))
+    hw, R = np.empty((group * V, m2)), np.empty((V, m))
     for b in range(B):
         if live[b] == 0:
             continue
+        n = w[b]
         for h in range(H):
-            for j in range(w[b]):
+            for j in range(n):
                 row = (base[b] + j) & (L - 1)
                 for k in range(K):
                     keys[j, k] = ring_k[b, h, row, k]
                 if read_lo:
                     for k in range(K):
                         keys[j, k] += ring_k_lo[b, h, row, k]
-            round_block(keys, w[b], c[SCORE_LEFT])
-            matmul(keys, kq_score[b, h], scores, w[b])
-            round_block(scores, w[b], c[SCORE_ACC])
-            round_block(scores, w[b], c[SCORE])
-            round_block(scores, w[b], c[SCORE_RIGHT])
+            round_block(keys, n, c[SCORE_LEFT])
+            if n:
+                np.dot(keys[:n], kq_score[b, h], scores[:n])
+                round_block(scores, n, c[SCORE_ACC])
+                round_block(scores, n, c[SCORE])
+                round_block(scores, n, c[SCORE_RIGHT])
+            # the value heads of a key head share its product with the checkpoint
+            np.dot(C[b, h * group : (h + 1) * group].reshape(group * V, K), kq[b, h], hw)
+            round_row(hw.reshape(1, hw.size), 0, c[STATE_ACC])
             for hv in range(h * group, (h + 1) * group):
-                matmul(C[b, hv], kq[b, h], hw, V)
-                round_block(hw, V, c[STATE_ACC])
-                if w[b]:
-                    total = history_decays(ring_g[b, hv], base[b], w[b], L, cumulative, exact, c, W)
-                    for j in range(w[b]):
-                        row = (base[b] + j) & (L - 1)
-                        for i in range(V):
-                            Wd[j, i] = ring_d[b, hv, row, i]
-                        if read_lo:
-                            for i in range(V):
-                                Wd[j, i] += ring_d_lo[b, hv, row, i]
-                        for i in range(V):
-                            Wd[j, i] *= W[j]
-                    round_block(Wd, w[b], c[HISTORY_D])
-                    round_block(Wd, w[b], c[HISTORY_LEFT])
+                mine = hw[(hv - h * group) * V : (hv - h * group + 1) * V]
+                if n:
+                    total = history_decays(ring_g[b, hv], base[b], n, L, cumulative, exact, c, W)
+                    low = ring_d_lo[b if read_lo else 0, hv if read_lo else 0]
+                    gather(ring_d[b, hv], low, read_lo, base[b], n, W, Wd)
+                    round_block(Wd, V, c[HISTORY_D])
+                    round_block(Wd, V, c[HISTORY_LEFT])
                     for i in range(V):
                         for t in range(m2):
-                            hw[i, t] *= total
-                    round_block(hw, V, c[HISTORY_ACC])
+                            mine[i, t] *= total
+                    round_row(mine.reshape(1, V * m2), 0, c[HISTORY_ACC])
                     for i in range(V):
-                        for j in range(w[b]):
+                        for j in range(n):
                             for t in range(m2):
-                                hw[i, t] += Wd[j, i] * scores[j, t]
-                    round_block(hw, V, c[HISTORY_ACC])
+                                mine[i, t] += Wd[i, j] * scores[j, t]
+                    round_row(mine.reshape(1, V * m2), 0, c[HISTORY_ACC])
                 for i in range(V):
                     for t in range(m):
-                        R[i, t] = (v[b, hv, i, t] - eG[b, hv, t] * hw[i, t]) * beta[b, hv, t]
-                round_block(R, V, c[RHS])
+                        R[i, t] = (v[b, hv, i, t] - eG[b, hv, t] * mine[i, t]) * beta[b, hv, t]
+                flat = R.reshape(1, V * m)
+                round_row(flat, 0, c[RHS])
                 out = d[b, hv]
                 if explicit:
-                    round_block(R, V, c[SOLVE_LEFT])
-                    matmul(R, X[b, hv], out, V)
-                    round_block(out, V, c[SOLVE_ACC])
+                    round_row(flat, 0, c[SOLVE_LEFT])
+                    times_transposed(R, X[b, hv], out, False)
+                    round_row(out.reshape(1, V * m), 0, c[SOLVE_ACC])
                 else:
                     for i in range(V):
                         for t in range(m):
                             out[i, t] = R[i, t]
                             for j in range(t):
                                 out[i, t] = round_one(out[i, t] - X[b, hv, t, j] * out[i, j], c[INVERSE])
-                round_block(out, V, c[D])
+                round_row(out.reshape(1, V * m), 0, c[D])
                 for i in range(V):
                     for t in range(m):
                         R[i, t] = out[i, t]
-                round_block(R, V, c[OUTPUT_LEFT])
-                matmul(R, F[b, hv], Z, V)
+                round_row(flat, 0, c[OUTPUT_LEFT])
                 out = o[b, hv]
                 for i in range(V):
                     for t in range(m):
-                        out[i, t] = eG[b, hv, t] * hw[i, m + t]
-                round_block(out, V, c[OUTPUT_ACC])
-                for i in range(V):
-                    for t in range(m):
-                        out[i, t] += Z[i, t]
-                round_block(out, V, c[OUTPUT_ACC])
-                round_block(out, V, c[OUTPUT])
+                        out[i, t] = eG[b, hv, t] * mine[i, m + t]
+                whole = out.reshape(1, V * m)
+                round_row(whole, 0, c[OUTPUT_ACC])
+                times_transposed(R, F[b, hv], out, True)
+                round_row(whole, 0, c[OUTPUT_ACC])
+                round_row(whole, 0, c[OUTPUT])
 
 
 @compiled(f"{F4}, {F4}, {F4}, {F4}, {F4}, {F3}, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")
@@ -206,15 +190,16 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
     H, L = ring_k.shape[1], ring_k.shape[2]
     group = HV // H
     first_d, second_d = (FOLD_D, FOLD_LEFT) if kept else (HISTORY_D, HISTORY_LEFT)
-    keys, W, Wd = np.empty((L, K)), np.empty(L), np.empty((L, V))
+    keys, W, Wd, writes = np.empty((L, K)), np.empty(L), np.empty((V, L)), np.empty((V, K))
     for s in range(n):
         b, count = slots[s], w[s]
         for h in range(H):
-            for j in range(count):
+            # rows behind the history are zero, in d and here: they add nothing
+            for j in range(L):
                 row = (base[s] + j) & (L - 1)
                 for k in range(K):
-                    keys[j, k] = ring_k[b, h, row, k]
-                if has_lo:
+                    keys[j, k] = ring_k[b, h, row, k] if j < count else 0.0
+                if has_lo and j < count:
                     for k in range(K):
                         keys[j, k] += ring_k_lo[b, h, row, k]
             if kept:
@@ -223,33 +208,30 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
             else:
                 round_block(keys, count, c[SCORE_LEFT])
             for hv in range(h * group, (h + 1) * group):
-                total = history_decays(ring_g[b, hv], base[s], count, L, cumulative, exact, c, W)
-                for j in range(count):
-                    row = (base[s] + j) & (L - 1)
-                    for i in range(V):
-                        Wd[j, i] = ring_d[b, hv, row, i]
-                    if has_lo:
-                        for i in range(V):
-                            Wd[j, i] += ring_d_lo[b, hv, row, i]
-                    for i in range(V):
-                        Wd[j, i] *= W[j]
-                round_block(Wd, count, c[first_d])
-                round_block(Wd, count, c[second_d])
                 into = out[s, hv]
                 for i in range(V):
                     for k in range(K):
                         into[i, k] = C[b, hv, i, k]
                 if count == 0:
                     continue
+                total = history_decays(ring_g[b, hv], base[s], count, L, cumulative, exact, c, W)
+                low = ring_d_lo[b if has_lo else 0, hv if has_lo else 0]
+                gather(ring_d[b, hv], low, has_lo, base[s], count, W, Wd)
+                round_block(Wd, V, c[first_d])
+                round_block(Wd, V, c[second_d])
+                np.dot(Wd, keys, writes)
+                whole = into.reshape(1, V * K)
                 for i in range(V):
                     for k in range(K):
                         into[i, k] *= total
                 if kept:
-                    round_block(into, V, c[FOLD_ACC])
-                add_outer(Wd, keys, count, into)
+                    round_row(whole, 0, c[FOLD_ACC])
+                for i in range(V):
+                    for k in range(K):
+                        into[i, k] += writes[i, k]
                 if kept:
-                    round_block(into, V, c[FOLD_ACC])
-                    round_block(into, V, c[CHECKPOINT])
+                    round_row(whole, 0, c[FOLD_ACC])
+                    round_row(whole, 0, c[CHECKPOINT])
 
 
 @summing(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, {F2}, {F2}, {F4}, {F4}, {F4}", "void")
@@ -276,25 +258,37 @@ def token_pass(S, k, q, v, gain, eg, lengths, masks, c, out, o, d):
                     for lane in range(lanes):
                         # first what the old state predicts, then what the new one puts out
                         other = keys if lane == 0 else queries
-                        for j in range(K):
-                            read[0, j] = state[i, j]
-                        if reads:
-                            round_row(read, 0, c[RECURRENT_LEFT])
                         total = 0.0
-                        for b in range(blocks):
-                            part = 0.0
+                        if blocks == 2 and not reads:
+                            first, second = 0.0, 0.0
                             for j in range(K):
-                                part += read[0, j] * other[t, j] * masks[b, j]
-                            part = round_one(part, acc)
-                            total = part if b == 0 else round_one(total + part, acc)
+                                z = state[i, j] * other[t, j]
+                                first += z * masks[0, j]
+                                second += z * masks[1, j]
+                            total = round_one(round_one(first, acc) + round_one(second, acc), acc)
+                        else:
+                            for j in range(K):
+                                read[0, j] = state[i, j]
+                            if reads:
+                                round_row(read, 0, c[RECURRENT_LEFT])
+                            for b in range(blocks):
+                                part = 0.0
+                                for j in range(K):
+                                    part += read[0, j] * other[t, j] * masks[b, j]
+                                part = round_one(part, acc)
+                                total = part if b == 0 else round_one(total + part, acc)
                         if lane == 1:
                             o[s, hv, i, t] = round_one(total, c[OUTPUT])
                             continue
                         x = round_one(v[s, hv, t, i] - gain[s, hv, t] * total, c[D])
                         decay = eg[s, hv, t]
-                        for j in range(K):
-                            state[i, j] = decay * state[i, j] + x * keys[t, j]
-                        round_row(state, i, c[STEP])
+                        if c[STEP, 0] == FP32:
+                            for j in range(K):
+                                state[i, j] = np.float64(np.float32(decay * state[i, j] + x * keys[t, j]))
+                        else:
+                            for j in range(K):
+                                state[i, j] = decay * state[i, j] + x * keys[t, j]
+                            round_row(state, i, c[STEP])
                         d[s, hv, i, t] = x
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from harness.errors import ConfigError, RingError
 from harness.precision import mix
 from harness.reference import fold
 from harness.reference.verify import History, TokenPass, window
-from harness.ring import Lanes, RingSpec, Rows, State
+from harness.ring import Lanes, RingSpec, Rows, State, run_of
 from harness.tokens import Shape
 from harness.variants import VariantSpec
 from harness.window import Step
@@ -64,10 +66,16 @@ class EmulatedState(State):
     folded: tuple[int, tuple[int, ...], Tensor] | None = None  # (version, slots, result) of the last fold
     first_head: int = 0
 
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The records as numpy sees them, the same memory."""
+        return {name: rows.numpy() for name, rows in self.records.items()}
+
     def clone(self) -> EmulatedState:
         """An independent copy between steps."""
         new = EmulatedState(self.shape, self.spec, 0, (), self.device)
         new.__dict__.update(self.__dict__)
+        new.__dict__.pop("arrays", None)
         new.checkpoint = self.checkpoint.clone()
         new.records = {name: rows.clone() for name, rows in self.records.items()}
         new.cursors = copy.deepcopy(self.cursors)
@@ -312,7 +320,7 @@ class Emulated:
     def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: TokenPass) -> None:
         shape, sites = state.checkpoint.shape, self.arithmetic.sites
         counts = sorted(set(accepted))
-        if len(slots) == state.slots and len(counts) == 1:
+        if everyone(slots, state.slots) and len(counts) == 1:
             value = run.advance(counts[0]).view(shape)
         else:
             value = torch.empty((len(slots), *shape[1:]), dtype=state.checkpoint.dtype, device=state.device)
@@ -337,7 +345,7 @@ class Emulated:
         return a.dots.state.lhs(C, of) if site.keeps(of) else a.dots.state.lhs(site(C), site)
 
     def _set(self, state: EmulatedState, slots: Sequence[int], value: Tensor) -> None:
-        if len(slots) == state.slots:
+        if everyone(slots, state.slots):
             state.checkpoint, state.operand = value.contiguous(), None
             return
         state.checkpoint[list(slots)] = value
@@ -360,4 +368,9 @@ class Emulated:
 
 def _pick(x: Tensor, slots: Sequence[int]) -> Tensor:
     # most steps concern every slot: no copy then
-    return x if len(slots) == x.shape[0] else x[list(slots)]
+    return x if everyone(slots, x.shape[0]) else x[list(slots)]
+
+
+def everyone(slots: Sequence[int], count: int) -> bool:
+    """Whether these are all the slots there are, in order."""
+    return len(slots) == count and run_of(slots) is not None
