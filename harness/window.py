@@ -199,10 +199,10 @@ class Windows:
 
         return self.memo(("tokens", a), compute)
 
-    def stored(self, a: Arithmetic, name: str) -> list[Tensor]:
-        """The record field `name` of every lane as the ring keeps it: W of [B, heads, m, width]."""
+    def stored(self, a: Arithmetic, name: str) -> Tensor:
+        """The record field `name` of every lane as the ring keeps it, [W, B, heads, m, width]."""
 
-        def compute() -> list[Tensor]:
+        def compute() -> Tensor:
             value, r = {
                 "v": lambda: (self.v.transpose(-1, -2), a.sites.store_v),
                 "k": lambda: (self.k, a.sites.store_k),
@@ -210,9 +210,7 @@ class Windows:
                 "g": lambda: (self.gates(a)[0], a.sites.store_g),
                 "beta": lambda: (self.gates(a)[1], a.sites.store_beta),
             }[name.removesuffix("_lo")]()
-            if r.parts == 1:
-                return list(r(value).unbind(0))
-            return list(r.pair(value)[name.endswith("_lo")].unbind(0))
+            return r(value) if r.parts == 1 else r.pair(value)[name.endswith("_lo")]
 
         return self.memo(("stored", name, a), compute)
 

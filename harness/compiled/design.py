@@ -134,6 +134,15 @@ def token_rows(windows: Windows, a: Arithmetic) -> list[TokenRows]:
     return windows.memo(("token rows", a), compute)
 
 
+def stored_rows(windows: Windows, a: Arithmetic, names: tuple[str, ...]) -> list[tuple[np.ndarray, ...]]:
+    """The record fields of every step as the ring keeps them, [B, heads, m, width] each."""
+
+    def compute() -> list[tuple[np.ndarray, ...]]:
+        return list(zip(*(windows.stored(a, name).contiguous().numpy() for name in names), strict=True))
+
+    return windows.memo(("stored rows", a, names), compute)
+
+
 def token_scalars(v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
     """beta v [.., m, V], what the prediction is taken off with, and e^g [.., m]."""
     return v * beta[..., None], beta * eg if a.conventions.decay == "before" else beta, eg
@@ -184,6 +193,9 @@ class Compiled(Emulated):
         self.exact = self.arithmetic.sites.decay.exact
         self.cumulative = self.spec.gate_record == "cumulative"
         self.explicit = INVERSES[self.spec.inverse].explicit
+        # what a chunked window stores and its inputs decide
+        given = [name for name in self.records if name not in ("k_hat", "g", "d", "d_lo")]
+        self.inputs = ("k_hat", "g", *given)
         self._none = np.empty((1, 1, 0, 1))
         self._masks: dict[int, np.ndarray] = {}
 
@@ -237,19 +249,19 @@ class Compiled(Emulated):
     def _write(self, state: EmulatedState, step: Step, history: Sequence[int], result: Verified | Lazy) -> None:
         if self.spec.verify == "tokens" or self.cumulative:
             return super()._write(state, step, history, result)
-        cursors, live = state.cursors, step.windows.lengths[step.index]
+        cursors, live, ring = state.cursors, step.windows.lengths[step.index], state.arrays
         first = np.array(cursors.cache_base) + np.array(cursors.write_pos)
-        for name in self.records:
-            ring = state.arrays[name]
-            if name == "d":
-                assert result.d is not None
-                lo = state.arrays["d_lo"] if "d_lo" in self.records else self._none
-                kernels.write_d(ring, lo, result.d.numpy(), first, live, self.codes)
-            elif name != "d_lo":
-                value = step.windows.stored(self.arithmetic, name)[step.index].numpy()
-                if ring.ndim == 3:
-                    ring, value = ring[..., None], value[..., None]
-                kernels.write_rows(ring, np.ascontiguousarray(value), first, live)
+        k_hat, g, *rest = stored_rows(step.windows, self.arithmetic, self.inputs)[step.index]
+        assert result.d is not None
+        d = result.d.numpy()
+        kernels.write_window(ring["k_hat"], ring["d"], ring["g"], k_hat, g, d, first, live, self.codes)
+        if "d_lo" in ring:
+            kernels.write_low(ring["d"], ring["d_lo"], d, first, live, self.codes)
+        for name, value in zip(self.inputs[2:], rest, strict=True):
+            field = ring[name]
+            if field.ndim == 3:
+                field, value = field[..., None], value[..., None]
+            kernels.write_rows(field, value, first, live)
         return None
 
     def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:

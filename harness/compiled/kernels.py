@@ -339,21 +339,30 @@ def write_rows(ring, values, first, live):
                     ring[b, h, row, i] = values[b, h, t, i]
 
 
+@compiled(f"{F4}, {F4}, {F3}, {F4}, {F3}, {F4}, {I1}, {I1}, {F2}")
+def write_window(ring_k, ring_d, ring_g, k_hat, g, d, first, live, c):
+    """The three fields every chunked window leaves: k_hat [B, H, m, K] and g [B, HV, m] as stored, d [B, HV, V, m]."""
+    B, HV, L, V = ring_d.shape
+    write_rows(ring_k, k_hat, first, live)
+    for b in range(B):
+        for h in range(HV):
+            for t in range(live[b]):
+                row = (first[b] + t) & (L - 1)
+                ring_g[b, h, row] = g[b, h, t]
+                for i in range(V):
+                    ring_d[b, h, row, i] = round_one(d[b, h, i, t], c[STORE_D])
+
+
 @compiled(f"{F4}, {F4}, {F4}, {I1}, {I1}, {F2}")
-def write_d(ring, ring_lo, d, first, live, c):
-    """The writes d [B, HV, V, m] as the ring stores them, in one part or in two."""
+def write_low(ring, ring_lo, d, first, live, c):
+    """The low part of d, what its stored high part leaves over."""
     B, HV, L, V = ring.shape
-    two = ring_lo.shape[2] > 0
     for b in range(B):
         for h in range(HV):
             for t in range(live[b]):
                 row = (first[b] + t) & (L - 1)
                 for i in range(V):
-                    x = d[b, h, i, t]
-                    high = round_one(x, c[STORE_D])
-                    ring[b, h, row, i] = high
-                    if two:
-                        ring_lo[b, h, row, i] = round_one(x - high, c[STORE_D])
+                    ring_lo[b, h, row, i] = round_one(d[b, h, i, t] - ring[b, h, row, i], c[STORE_D])
 
 
 @compiled(f"{F2}, {F1}, {F1}")
