@@ -50,14 +50,21 @@ def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
 def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tensor, Tensor]:
     """Norm and spectral radius of the window operator, [W, B, HV] each. NaN where T is not finite."""
     k, beta = windows.keys(a)[0], windows.gates(a)[1]
-    T, (_, eG, E) = windows.formed(a, inverse), windows.decays(a)
+    T, (eG, E) = windows.formed(a, inverse), windows.decays(a)
     group, m = windows.shape.group, windows.m
     P = windows.memo(("gram", a.sites.key, a.conventions), lambda: k @ k.transpose(-1, -2))
     P = P.repeat_interleave(group, 2) if group > 1 else P
-    X = (beta * eG)[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
+    X = (beta * windows.before(a)[0])[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
     last = eG[..., -1]
     Z = X.transpose(-1, -2) @ P @ X - last[..., None, None] * (X + X.transpose(-1, -2))
     finite = torch.isfinite(X).all(-1).all(-1)
+    if m > windows.shape.K:
+        # fewer dimensions than keys: the span is everything, and M itself is the smaller matrix
+        keys = k.repeat_interleave(group, 2) if group > 1 else k
+        M = eG[..., -1, None, None] * torch.eye(windows.shape.K, dtype=k.dtype, device=k.device)
+        M = torch.where(finite[..., None, None], M - keys.mT @ X @ keys, 0.0)
+        found = torch.linalg.matrix_norm(M, 2), torch.linalg.eigvals(M).abs().amax(-1)
+        return found[0].masked_fill(~finite, torch.nan), found[1].masked_fill(~finite, torch.nan)
     Z, XP = (torch.where(finite[..., None, None], x, 0.0) for x in (Z, X @ P))
     # rounding can push a Gram matrix of repeated keys below zero by its own size; 1e-13 is above that
     root = torch.linalg.cholesky_ex(P + 1e-13 * torch.eye(m, dtype=P.dtype, device=P.device))[0]
@@ -72,7 +79,7 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
         eye = torch.eye(m, dtype=P.dtype, device=P.device)
         inner = torch.linalg.eigvals(last[open_][:, None, None] * eye - XP[open_]).abs().amax(-1)
         radius[open_] = torch.maximum(radius[open_], inner)
-    return (x.masked_fill(~finite, torch.nan) for x in (norm, radius))  # type: ignore[return-value]
+    return norm.masked_fill(~finite, torch.nan), radius.masked_fill(~finite, torch.nan)
 
 
 def has_operator(verify: str, fold: str, inverse: str) -> bool:

@@ -75,7 +75,7 @@ _EXPONENT = 0x7FF0000000000000
 def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None = None) -> Tensor:
     """Round every element of x to `fmt`.
 
-    x    fp64, any shape [B, ...]
+    x    fp64, any shape whose leading axes merge to B
     key  [B] int64, for the stochastic mode only: equal keys give equal draws, whatever the batch
 
     Raises ConfigError for an unknown mode, a carrier that is not fp64, or a stochastic rounding without a key.
@@ -109,7 +109,7 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest", key: Tensor | None =
         if key is None:
             raise ConfigError("precision: stochastic rounding needs a key")
         low = y.floor()
-        y = low.add_(uniform(key, x[0].numel()).view_as(x) < y - low).mul_(quantum)
+        y = low.add_(uniform(key, x.numel() // len(key)).view_as(x) < y - low).mul_(quantum)
     if fmt.overflow == "inf":
         # scaled so that the carrier overflows exactly where the format does
         scale = 2.0 ** (1023 - fmt.emax)

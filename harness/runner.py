@@ -250,8 +250,9 @@ class Runner:
         bad = ~np.all([np.isfinite(v) for k, v in rows.items() if k[-4:] in ("_fro", "_max", "_med")], axis=0)
         where = {(int(s), int(h)) for s, h in zip(rows["slot"][bad], rows["head"][bad] - self.first_head, strict=True)}
         if where - set(arm.stages):
-            found = first_nonfinite(arm.design, before, windows, block)
-            for key in where - set(arm.stages):
+            new = where - set(arm.stages)
+            found = first_nonfinite(arm.design, before, windows, block, new)
+            for key in new:
                 arm.stages[key] = found.get(key, "unknown")
         stages = [arm.stages.get((s, h)) for s, h in zip(rows["slot"], rows["head"] - self.first_head, strict=True)]
         return np.array([stage if b else None for stage, b in zip(stages, bad, strict=True)], dtype=object)

@@ -1,9 +1,13 @@
-"""Where a design first leaves the finite numbers: the block is run again with every site and product watched."""
+"""Where a design first leaves the finite numbers: the block is run again with every site and product watched.
+
+Only committed tokens are run, on windows of their own, so that neither a rejected draft nor what another design has
+computed before can be named. A log decay of -inf is a reset and no fault.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,39 +18,46 @@ from harness.reference.emulated import Emulated, EmulatedState
 from harness.tokens import Shape
 from harness.window import Step, Windows
 
+RESETS = ("gate", "decay", "store_g")  # where -inf is a value
+
 
 @dataclass
 class Log:
     """The earliest non-finite value of every (slot, head): step first, then order of evaluation."""
 
     shape: Shape
-    slots: int
-    steps: int
+    slots: Sequence[int]  # that the tensors now passing by hold, in order
+    steps: int  # that they hold at once: the whole block, or 1
     step: int = 0
     count: int = 0
     first: dict[tuple[int, int], tuple[int, int, str]] = field(default_factory=dict)
 
     def look(self, name: str, x: Tensor) -> None:
-        """Note the heads of x, whose leading axes merge [W?, B, HV or H], that hold a non-finite value."""
+        """Note the heads of x, whose leading axes merge [steps, slots, HV or H], that hold a bad value."""
         self.count += 1
-        if torch.isfinite(x).all():
+        bad = torch.isnan(x) | (x == torch.inf) if name in RESETS else ~torch.isfinite(x)
+        if not bad.any():
             return
-        for lead, heads in product((self.steps, 1), (self.shape.HV, self.shape.H)):
-            rows = lead * self.slots * heads
+        s, lead = self.shape, self.steps * len(self.slots)
+        for heads in (s.HV, s.H):
             size = 1
             for i, n in enumerate(x.shape):
                 size *= n
-                if size == rows:
-                    bad = ~torch.isfinite(x).flatten(i + 1).all(-1) if i + 1 < x.ndim else ~torch.isfinite(x)
-                    self._note(name, bad.reshape(lead, self.slots, heads), lead > 1)
+                if size == lead * heads:
+                    rest = bad.reshape(lead * heads, -1)
+                    if heads == s.H and x.shape[i + 1 : i + 2] == (s.group * s.V,):
+                        # value heads stacked on their key head are told apart by their rows
+                        rest, heads = rest.reshape(lead * s.HV, -1), s.HV
+                    self._note(name, rest.any(-1).reshape(self.steps, len(self.slots), heads))
                     return
 
-    def _note(self, name: str, bad: Tensor, whole: bool) -> None:
+    def _note(self, name: str, bad: Tensor) -> None:
         group = self.shape.HV // bad.shape[2]
         for step, slot, head in bad.nonzero().tolist():
             for h in range(head * group, (head + 1) * group):
-                entry = (step if whole else self.step, self.count, name)
-                self.first[slot, h] = min(self.first.get((slot, h), entry), entry)
+                entry = (step if self.steps > 1 else self.step, self.count, name)
+                key = self.slots[slot], h
+                self.first[key] = min(self.first.get(key, entry), entry)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,19 @@ class WatchedDot(Dot):
         return z
 
 
+class WatchedDesign(Emulated):
+    """Tells the log which slots a fold is about."""
+
+    log: Log
+
+    def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
+        whole, self.log.slots = self.log.slots, list(slots)
+        try:
+            return super()._folded(state, slots, lengths, end)
+        finally:
+            self.log.slots = whole
+
+
 def watched(a: Arithmetic, log: Log) -> Arithmetic:
     """The same arithmetic, reporting every result to `log`."""
 
@@ -85,15 +109,39 @@ def watched(a: Arithmetic, log: Log) -> Arithmetic:
     return Arithmetic(sites, dots, a.conventions)
 
 
-def first_nonfinite(design: Emulated, state: EmulatedState, windows: Windows, block: Any) -> dict[tuple[int, int], str]:
-    """(slot, head) -> first site or product with a non-finite result, over one block from `state`."""
-    log = Log(state.shape, windows.B, windows.W)
-    again = Emulated(design.spec, design.ring, watched(design.arithmetic, log))
+def first_nonfinite(
+    design: Emulated, state: EmulatedState, windows: Windows, block: Any, wanted: set[tuple[int, int]] | None = None
+) -> dict[tuple[int, int], str]:
+    """(slot, head) -> first site or product with a non-finite result, over one block from `state`.
+
+    A head in `wanted` that stays finite on its committed tokens alone is looked at with the rejected drafts too: a sum over a
+    whole window carries their NaN through a zero weight.
+    """
+    found = _look(design, state.clone(), windows.only(block.accepted), block)
+    if wanted is not None and wanted - set(found):
+        found = _look(design, state.clone(), windows.only(windows.lengths), block) | found
+    return found
+
+
+def _look(design: Emulated, state: EmulatedState, windows: Windows, block: Any) -> dict[tuple[int, int], str]:
+    log = Log(state.shape, list(range(windows.B)), windows.W)
+    again = WatchedDesign(design.spec, design.ring, watched(design.arithmetic, log))
+    again.log = log
+    # what depends on inputs alone is looked at for the whole block, then the steps one by one
+    if design.spec.verify == "tokens":
+        windows.token_steps(again.arithmetic)
+    else:
+        windows.window_steps(again.arithmetic, design.spec.inverse)
+    for name in again.records:
+        if name not in ("d", "d_lo"):
+            windows.stored(again.arithmetic, name)
+    log.steps = 1
     for i in range(windows.W):
         log.step = i
         step = Step(windows, i)
         again.verify(state, step)
         again.commit(state, step.slots, block.accepted[i][block.accepted[i] > 0].tolist())
-        if any(state.cursors.is_flush):
-            again.read(state, "kept", step.slots)
+        ready = [s for s in step.slots if state.cursors.is_flush[s]]
+        if ready:
+            again.read(state, "kept", ready)
     return {key: name for key, (_, _, name) in log.first.items()}

@@ -47,6 +47,7 @@ class WindowStep(NamedTuple):
     kq_score: Operand  # the same for the ring's k_hat
     v: Tensor  # [N, V, m]
     beta: Tensor  # [N, 1, m]
+    eR: Tensor  # [N, 1, m] what the right-hand side takes S0 with: e^{G_i}, unless conventions.decay is "after"
     eG: Tensor  # [N, 1, m]
     X: Operand  # [N, m, m] what the inverse formed of A
     F: Operand  # [N, m, m] transposed: F_ji
@@ -91,6 +92,17 @@ class Windows:
         self.g, self.beta = (x.transpose(2, 3).contiguous() for x in (tokens.g, tokens.beta))  # [W, B, HV, m]
         self._memo: dict[tuple[Any, ...], Any] = {}
 
+    def only(self, lengths: np.ndarray) -> Windows:
+        """The same windows cut to shorter lengths [W, B], nothing computed yet."""
+        tokens = Tokens(
+            self.q.transpose(2, 3),
+            self.k.transpose(2, 3),
+            self.v.permute(0, 1, 4, 2, 3),
+            self.g.transpose(2, 3),
+            self.beta.transpose(2, 3),
+        )
+        return Windows(tokens, lengths, self.shape)
+
     def memo(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Compute once per batch and key; the key names every part of the arithmetic that the value depends on."""
         if key not in self._memo:
@@ -113,10 +125,14 @@ class Windows:
         key = ("gates", a.sites.gate, a.conventions.beta)
         return self.memo(key, lambda: (a.sites.gate(self.g), a.conventions.beta(a.sites.gate(self.beta))))
 
-    def decays(self, a: Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
-        """e^{g_i} [.., m], e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m], zero above the diagonal."""
+    def token_decays(self, a: Arithmetic) -> Tensor:
+        """e^{g_i}, [W, B, HV, m]."""
+        return self.memo(("eg", a.sites.gate, a.sites.decay), lambda: a.sites.decay(self.gates(a)[0].exp()))
 
-        def compute() -> tuple[Tensor, Tensor, Tensor]:
+    def decays(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
+        """e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m], zero above the diagonal."""
+
+        def compute() -> tuple[Tensor, Tensor]:
             g, r = self.gates(a)[0], a.sites.decay
             G = r(g.cumsum(-1))
             if r.exact:
@@ -125,9 +141,23 @@ class Windows:
                 # as kernels do: the difference of two rounded sums, masked before exp
                 above = torch.ones(self.m, self.m, dtype=torch.bool, device=g.device).triu(1)
                 E = r(G[..., :, None] - G[..., None, :]).masked_fill(above, -torch.inf)
-            return r(g.exp()), r(G.exp()), r(E.exp())
+            return r(G.exp()), r(E.exp())
 
         return self.memo(("decays", a.sites.gate, a.sites.decay), compute)
+
+    def before(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
+        """Decays of what token i's error is taken against: e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m].
+
+        With conventions.decay "after" the error sees the state before this token's own decay: row i-1 of both.
+        """
+
+        def compute() -> tuple[Tensor, Tensor]:
+            eG, E = self.decays(a)
+            if a.conventions.decay == "before":
+                return eG, E
+            return torch.cat((torch.ones_like(eG[..., :1]), eG[..., :-1]), -1), E.roll(1, -2)
+
+        return self.memo(("before", a.sites.gate, a.sites.decay, a.conventions), compute)
 
     def scores(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
         """A and F of every window, [W, B, HV, m, m] each, in the design's own arithmetic."""
@@ -140,8 +170,8 @@ class Windows:
             right = tuple(x.transpose(1, 2) for x in dot.rhs(k.view(flat), of))
             both = dot(left, right).view(self.W, self.B, self.shape.H, 1, 2 * self.m, self.m)
             both = both.expand(-1, -1, -1, self.shape.group, -1, -1).reshape(*self.g.shape[:3], 2 * self.m, self.m)
-            E = self.decays(a)[2]
-            A = (self.gates(a)[1][..., None] * E * both[..., : self.m, :]).tril(-1)
+            E = self.decays(a)[1]
+            A = (self.gates(a)[1][..., None] * self.before(a)[1] * both[..., : self.m, :]).tril(-1)
             return a.sites.gram(A), a.sites.gram(E * both[..., self.m :, :])
 
         s, c = a.sites, a.conventions
@@ -182,7 +212,8 @@ class Windows:
                 _unbind(score),
                 self.v.view(self.W, N, s.V, self.m).unbind(0),
                 self.gates(a)[1].view(self.W, N, 1, self.m).unbind(0),
-                self.decays(a)[1].view(self.W, N, 1, self.m).unbind(0),
+                self.before(a)[0].view(self.W, N, 1, self.m).unbind(0),
+                self.decays(a)[0].view(self.W, N, 1, self.m).unbind(0),
                 _unbind(tuple(x.view(square) for x in X)),
                 _unbind(tuple(x.view(square) for x in F)),
             )
@@ -195,7 +226,7 @@ class Windows:
 
         def compute() -> list[TokenStep]:
             k, q = self.keys(a)
-            return token_steps(k, q, self.v, self.gates(a)[1], self.decays(a)[0], a)
+            return token_steps(k, q, self.v, self.gates(a)[1], self.token_decays(a), a)
 
         return self.memo(("tokens", a), compute)
 

@@ -96,9 +96,7 @@ def test_a_precision_preset_carries_its_name_and_states_its_products(command, na
 
 
 def test_groups_and_keys_reach_the_experiment_typed(command):
-    status, _, err = command(
-        "precision=bf16", "decode.g=-1e-5", "model.rows=null", "precision.sites.gate=fp32"
-    )
+    status, _, err = command("precision=bf16", "decode.g=-1e-5", "model.rows=null", "precision.sites.gate=fp32")
     assert (status, err) == (0, "")
     (config,) = seen
     assert config.decode.g == -1e-5 and isinstance(config.decode.g, float)
@@ -157,9 +155,7 @@ def test_help_fits_80_columns_and_covers_every_group_and_key(command):
 @pytest.mark.parametrize(("argument", "absent"), [("--help", "torch hydra"), ("ring.length=abc", "torch")])
 def test_help_and_refusals_do_not_wait_for_heavy_imports(argument, absent):
     code = f"import sys; from harness.cli import main; main([{argument!r}]); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=config_dir().parent
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=config_dir().parent)
     assert done.returncode == 0 and not set(absent.split()) & set(done.stderr.split())
 
 
@@ -168,7 +164,5 @@ def test_the_module_is_a_command_and_a_closed_pipe_is_no_error(tmp_path):
     code = f"{sys.executable} -m harness --help | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.stdout.splitlines()[1:] == ["0"] and done.stderr == ""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "nokey=1"], capture_output=True, text=True, env=env
-    )
+    done = subprocess.run([sys.executable, "-m", "harness", "nokey=1"], capture_output=True, text=True, env=env)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

@@ -176,7 +176,7 @@ RUNS = {
 @pytest.mark.parametrize("fold_when", ["next", "commit"])
 def test_no_lag(run: str, fold_when: str) -> None:
     """Fault: the state trails the text, or holds a rejected draft, after one particular run of steps."""
-    ids = Ids(RingSpec(16, max(window for window, _ in RUNS[run]), 0, fold_when), 2)
+    ids = Ids(RingSpec(16, max(window for window, _ in RUNS[run]), None, fold_when), 2)
     for window, n in RUNS[run] * 4:
         ids.step(0, window, n)
         ids.step(1, 1, 1)

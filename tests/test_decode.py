@@ -64,9 +64,7 @@ def test_draws_that_should_differ_differ() -> None:
     s = stream()
     a, b = s.block(0), s.block(1)
     draws = [a.k[0, :, 0], a.k[1, :, 0], a.k[0, :, 1], b.k[0, :, 0], a.q[0, :, 0]]
-    junk = s.junk(
-        torch.zeros(BLOCK, dtype=torch.int64), torch.arange(BLOCK), torch.ones(BLOCK, dtype=torch.int64)
-    )
+    junk = s.junk(torch.zeros(BLOCK, dtype=torch.int64), torch.arange(BLOCK), torch.ones(BLOCK, dtype=torch.int64))
     draws.append(junk.k[:, 0])
     for i, x in enumerate(draws):
         for y in draws[:i]:

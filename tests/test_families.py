@@ -57,9 +57,7 @@ def test_coherence_sweeps_the_cosine() -> None:
     assert near > far + 0.1  # neighbours share three taps of the AR(1)
 
 
-@pytest.mark.parametrize(
-    ("family", "g", "beta"), [("identical", -1.03e-5, 0.9997), ("repeat16", -1e-3, 0.835)]
-)
+@pytest.mark.parametrize(("family", "g", "beta"), [("identical", -1.03e-5, 0.9997), ("repeat16", -1e-3, 0.835)])
 def test_one_key(family: str, g: float, beta: float) -> None:
     """Fault: a key redrawn per block, which would break the repetition every 1,024 tokens."""
     first, later = block(family), block(family, b=7)

@@ -96,9 +96,7 @@ def test_gates_of_the_other_space_are_refused() -> None:
         require_log(alpha, first=4)
     with pytest.raises(InputError, match=r"-0\.105\d* at token 0, head 0 .*linear gate space.*log gates\?"):
         log_decay(torch.log(alpha))
-    with pytest.raises(
-        InputError, match=r"176 at token 1, head 0 is outside the log gate space \[-inf, 0\]$"
-    ):
+    with pytest.raises(InputError, match=r"176 at token 1, head 0 is outside the log gate space \[-inf, 0\]$"):
         require_log(torch.tensor([[-0.1], [176.0]]))
     require_log(torch.tensor([[-math.inf], [0.0]]))
     assert log_decay(torch.tensor([[1.0, 0.0]], dtype=F64)).tolist() == [[0.0, -math.inf]]
@@ -124,7 +122,5 @@ def test_the_memory_of_a_class_is_the_captured_one() -> None:
     for c in TRAINED:
         # named in whole tokens; spreads of three digits move a mean by a percent or two
         if c.name[-1].isdigit():
-            g, _ = gate_map(
-                c.a_sd * z[:, None], z[:, None], torch.tensor([c.A_log]), torch.tensor([c.dt_bias])
-            )
+            g, _ = gate_map(c.a_sd * z[:, None], z[:, None], torch.tensor([c.A_log]), torch.tensor([c.dt_bias]))
             assert -1 / g.mean().item() == pytest.approx(float(c.name.rpartition("_")[2]), rel=0.03, abs=0.5)

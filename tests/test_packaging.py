@@ -79,9 +79,7 @@ def test_an_installed_package_finds_its_configuration(wheel, tmp_path):
     def composed(where: Path) -> str:
         command = [sys.executable, "-m", "harness", "--cfg", "job", "precision=bf16"]
         env = {"PYTHONPATH": str(where), "PATH": ""}
-        return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
 
     assert composed(wheel) == composed(ROOT)
 

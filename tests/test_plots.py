@@ -133,9 +133,7 @@ def test_a_variant_keeps_its_colour():
 @pytest.mark.parametrize("names", [list(SERIES), ["exact"], ["hole", "late"], []])
 def test_the_figure_draws_them(tmp_path, names):
     """Fault: a figure of zeros, failures or nothing raises or warns; markers lie outside their rows."""
-    figure = drift_figure(
-        rows({name: SERIES[name] for name in names} or {"oracle": SERIES["hole"]}), {"seed": 0}
-    )
+    figure = drift_figure(rows({name: SERIES[name] for name in names} or {"oracle": SERIES["hole"]}), {"seed": 0})
     figure.savefig(tmp_path / "drift.png")
     assert (tmp_path / "drift.png").stat().st_size > 10_000
     axis = figure.axes[0]

@@ -33,9 +33,7 @@ def run(tmp_path, monkeypatch):
             error[(flush == 7) & (head == 9) & (slot == 1)] = np.nan
             error[(flush == 7) & (head == 10) & (slot == 1)] = np.inf
             stage = np.where(np.isfinite(error), None, "inverse")
-            writer.append(
-                name, keys | {"served_fro": error, "folded": flush % 2 == 0, "nonfinite_stage": stage}
-            )
+            writer.append(name, keys | {"served_fro": error, "folded": flush % 2 == 0, "nonfinite_stage": stage})
     (directory / "config.yaml").write_text(
         "decode:\n  gates: /home/someone/traces/gates.safetensors\n"
         "results_dir: /home/someone/runs\nvariants:\n- chunked_bf16\n- '/home/some one/my own.yaml'\n"
@@ -97,17 +95,15 @@ def test_a_model_of_few_heads_is_published_whole(run):
     """Fault: eight heads are demanded of a model that has six, or an empty rest fails."""
     target = publish.publish(run, "first", range(HEADS))
     assert pq.read_table(target / "quantiles.parquet").num_rows == 0
-    assert json.loads((publish.publish(run, "second") / "manifest.json").read_text())["published"][
-        "heads"
-    ] == [*range(8)]
+    assert json.loads((publish.publish(run, "second") / "manifest.json").read_text())["published"]["heads"] == [
+        *range(8)
+    ]
 
 
 def test_shortened_numbers_keep_their_meaning():
     """Fault: rounding turns a finite error into inf, or a small one into an exact zero."""
     limits = np.finfo(np.float32)
-    odd = np.array(
-        [0, np.inf, np.nan, limits.max, -limits.max, limits.smallest_subnormal, 1 + 2.0**-11], np.float32
-    )
+    odd = np.array([0, np.inf, np.nan, limits.max, -limits.max, limits.smallest_subnormal, 1 + 2.0**-11], np.float32)
     np.testing.assert_array_equal(publish.shortened(odd)[:3], odd[:3])
     assert np.isfinite(publish.shortened(odd)[3:]).all() and (publish.shortened(odd)[3:] != 0).all()
     assert publish.shortened(odd)[-1] == 1

@@ -36,9 +36,7 @@ def test_nan_and_null_stay_apart(tmp_path):
 def test_an_all_nan_metric_is_recorded(tmp_path):
     """Fault: a variant that fails from its first flush on is taken for one that lacks the metric."""
     with RowWriter(tmp_path / "a.parquet") as writer:
-        writer.append(
-            "doubling", block(3, served_fro=np.full(3, np.nan), nonfinite_stage=[None, "inverse", "d"])
-        )
+        writer.append("doubling", block(3, served_fro=np.full(3, np.nan), nonfinite_stage=[None, "inverse", "d"]))
     rows = read_rows(tmp_path / "a.parquet")
     assert recorded(rows, "doubling", "served_fro")
     assert rows["nonfinite_stage"].tolist()[1:] == ["inverse", "d"]

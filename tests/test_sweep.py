@@ -73,9 +73,7 @@ def test_a_launcher_that_gives_up_still_ends_in_a_table(command, monkeypatch):
     assert err.splitlines()[-1] == "harness: the launcher stopped: RuntimeError: a worker was killed"
 
 
-@pytest.mark.parametrize(
-    ("content", "error"), [(None, "left no record"), ({"state": "running"}, "died while running")]
-)
+@pytest.mark.parametrize(("content", "error"), [(None, "left no record"), ({"state": "running"}, "died while running")])
 def test_a_job_that_left_no_final_record_has_failed(command, tmp_path, capsys, content, error):
     command("-m", "decode.tokens=7,8")
     (folder,) = folders(tmp_path)

@@ -76,6 +76,7 @@ MISTAKES = """
     conventions.decay=sideways flush_at=many flush_at=-3 flush_at=0 fold_when=sometimes fold_current=perhaps
 """.split()
 
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_names_design_and_key(written, mistake: str) -> None:
     """Fault: a typing error is ignored, or reported without the file and the key it stands in."""

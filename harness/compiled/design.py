@@ -83,6 +83,7 @@ class WindowRows(NamedTuple):
     kq_score: np.ndarray
     v: np.ndarray  # [B, HV, V, m]
     beta: np.ndarray  # [B, HV, m]
+    eR: np.ndarray
     eG: np.ndarray
     X: np.ndarray  # [B, HV, m, m]
     F: np.ndarray
@@ -116,7 +117,7 @@ def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRow
             X = a.dots.solve.right(X, of=a.sites.inverse)
         F = windows.scores(a)[1]
         F = F if a.dots.output.right.keeps(a.sites.gram) else a.dots.output.right(F, of=a.sites.gram)
-        parts = (state, score, windows.v, windows.gates(a)[1], windows.decays(a)[1], X, F)
+        parts = (state, score, windows.v, windows.gates(a)[1], windows.before(a)[0], windows.decays(a)[0], X, F)
         return [WindowRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
 
     return windows.memo(("window rows", a, inverse), compute)
@@ -127,7 +128,7 @@ def token_rows(windows: Windows, a: Arithmetic) -> list[TokenRows]:
 
     def compute() -> list[TokenRows]:
         k, q = windows.keys(a)
-        beta, eg = windows.gates(a)[1], windows.decays(a)[0]
+        beta, eg = windows.gates(a)[1], windows.token_decays(a)
         parts = (k, q, *token_scalars(windows.v.transpose(-1, -2), beta, eg, a))
         return [TokenRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
 
@@ -213,6 +214,10 @@ class Compiled(Emulated):
             self._masks[n] = np.ascontiguousarray(found.T.numpy(), dtype=np.float64)
         return self._masks[n]
 
+    def _low(self, read: bool) -> tuple[bool, bool]:
+        """Whether the low parts of k_hat and of d are read: where they are wanted and kept."""
+        return read and "k_hat_lo" in self.records, read and "d_lo" in self.records
+
     def _ring(self, state: EmulatedState) -> tuple[np.ndarray, ...]:
         field = state.arrays
         lo = (field.get("k_hat_lo", self._none), field.get("d_lo", self._none))
@@ -222,9 +227,9 @@ class Compiled(Emulated):
         rows = window_rows(step.windows, self.arithmetic, self.spec.inverse)[step.index]
         o, d = (torch.empty(rows.v.shape, dtype=torch.float64) for _ in range(2))
         C = self._operand(state)[0].view(state.checkpoint.shape)
-        low = "d_lo" in self.records and self.spec.history_read == "sum"
+        low = self._low(self.spec.history_read == "sum")
         kernels.verify_window(
-            C.numpy(), *rows, self.explicit, *self._ring(state), low, self.cumulative, self.exact,
+            C.numpy(), *rows, self.explicit, *self._ring(state), *low, self.cumulative, self.exact,
             np.array(state.cursors.cache_base), np.array(history), step.windows.lengths[step.index],
             self.codes, o.numpy(), d.numpy(),
         )  # fmt: skip
@@ -289,9 +294,9 @@ class Compiled(Emulated):
     ) -> Tensor:
         out = torch.empty((len(slots), *state.checkpoint.shape[1:]), dtype=torch.float64)
         base = np.array([state.cursors.cache_base[slot] for slot in slots])
-        low = "d_lo" in self.records and (kept or self.spec.history_read == "sum")
+        low = self._low(kept or self.spec.history_read == "sum")
         kernels.fold_product(
-            C.numpy(), *self._ring(state), low, self.cumulative, self.exact, np.array(slots), base,
+            C.numpy(), *self._ring(state), *low, self.cumulative, self.exact, np.array(slots), base,
             np.array(lengths), self.codes, kept, out.numpy(),
         )  # fmt: skip
         return out

@@ -93,14 +93,14 @@ def gather(ring, ring_lo, has_lo, base, n, W, out):
 
 
 @compiled(
-    f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {F4}, {F4}, boolean, {F4}, {F4}, {F4}, {F4}, {F3}, "
-    f"boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}"
+    f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {F3}, {F4}, {F4}, boolean, {F4}, {F4}, {F4}, {F4}, {F3}, "
+    f"boolean, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}"
 )
-def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g,
-                  read_lo, cumulative, exact, base, w, live, c, o, d):  # fmt: skip
+def verify_window(C, kq, kq_score, v, beta, eR, eG, X, F, explicit, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g,
+                  low_k, low_d, cumulative, exact, base, w, live, c, o, d):  # fmt: skip
     """o and d [B, HV, V, m] of one window per live slot.
 
-    C [B, HV, V, K] as read; kq, kq_score [B, H, K, 2m] as read; v [B, HV, V, m]; beta, eG [B, HV, m];
+    C [B, HV, V, K] as read; kq, kq_score [B, H, K, 2m] as read; v [B, HV, V, m]; beta, eR, eG [B, HV, m];
     X, F [B, HV, m, m]; ring_* [B, heads, L, width], *_lo with L = 0 where there is none; base, w, live [B]
     """
     B, HV, V, K = C.shape
@@ -118,7 +118,7 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                 row = (base[b] + j) & (L - 1)
                 for k in range(K):
                     keys[j, k] = ring_k[b, h, row, k]
-                if read_lo:
+                if low_k:
                     for k in range(K):
                         keys[j, k] += ring_k_lo[b, h, row, k]
             round_block(keys, n, c[SCORE_LEFT])
@@ -134,8 +134,8 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                 mine = hw[(hv - h * group) * V : (hv - h * group + 1) * V]
                 if n:
                     total = history_decays(ring_g[b, hv], base[b], n, L, cumulative, exact, c, W)
-                    low = ring_d_lo[b if read_lo else 0, hv if read_lo else 0]
-                    gather(ring_d[b, hv], low, read_lo, base[b], n, W, Wd)
+                    low = ring_d_lo[b if low_d else 0, hv if low_d else 0]
+                    gather(ring_d[b, hv], low, low_d, base[b], n, W, Wd)
                     round_block(Wd, V, c[HISTORY_D])
                     round_block(Wd, V, c[HISTORY_LEFT])
                     for i in range(V):
@@ -149,7 +149,7 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                     round_row(mine.reshape(1, V * m2), 0, c[HISTORY_ACC])
                 for i in range(V):
                     for t in range(m):
-                        R[i, t] = (v[b, hv, i, t] - eG[b, hv, t] * mine[i, t]) * beta[b, hv, t]
+                        R[i, t] = (v[b, hv, i, t] - eR[b, hv, t] * mine[i, t]) * beta[b, hv, t]
                 flat = R.reshape(1, V * m)
                 round_row(flat, 0, c[RHS])
                 out = d[b, hv]
@@ -179,8 +179,10 @@ def verify_window(C, kq, kq_score, v, beta, eG, X, F, explicit, ring_k, ring_k_l
                 round_row(whole, 0, c[OUTPUT])
 
 
-@compiled(f"{F4}, {F4}, {F4}, {F4}, {F4}, {F3}, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")
-def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumulative, exact, slots, base, w, c,
+@compiled(
+    f"{F4}, {F4}, {F4}, {F4}, {F4}, {F3}, boolean, boolean, boolean, boolean, {I1}, {I1}, {I1}, {F2}, boolean, {F4}"
+)
+def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, low_k, low_d, cumulative, exact, slots, base, w, c,
                  kept, out):  # fmt: skip
     """out [n, HV, V, K]: the state of C and the first w[i] records of slots[i].
 
@@ -199,7 +201,7 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
                 row = (base[s] + j) & (L - 1)
                 for k in range(K):
                     keys[j, k] = ring_k[b, h, row, k] if j < count else 0.0
-                if has_lo and j < count:
+                if low_k and j < count:
                     for k in range(K):
                         keys[j, k] += ring_k_lo[b, h, row, k]
             if kept:
@@ -215,8 +217,8 @@ def fold_product(C, ring_k, ring_k_lo, ring_d, ring_d_lo, ring_g, has_lo, cumula
                 if count == 0:
                     continue
                 total = history_decays(ring_g[b, hv], base[s], count, L, cumulative, exact, c, W)
-                low = ring_d_lo[b if has_lo else 0, hv if has_lo else 0]
-                gather(ring_d[b, hv], low, has_lo, base[s], count, W, Wd)
+                low = ring_d_lo[b if low_d else 0, hv if low_d else 0]
+                gather(ring_d[b, hv], low, low_d, base[s], count, W, Wd)
                 round_block(Wd, V, c[first_d])
                 round_block(Wd, V, c[second_d])
                 np.dot(Wd, keys, writes)
@@ -318,11 +320,10 @@ def distance(X, S, out):
                 e, z, a, b = _row(X[s, h, i], S[s, h, i], K)
                 error += e
                 size += z
-                # a comparison with NaN is false: written so that NaN stays
-                worst = a if not (a <= worst) else worst
-                largest = b if not (b <= largest) else largest
-                if math.isnan(e):
-                    worst = np.nan
+                worst, largest = max(worst, a), max(largest, b)
+            # a maximum may pass over a NaN, a sum does not
+            if math.isnan(error):
+                worst = np.nan
             out[s, h, 0] = math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0)
             out[s, h, 1] = worst / (largest if largest > 0 else 1.0)
 

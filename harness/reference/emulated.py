@@ -123,6 +123,9 @@ class Emulated:
         """
         cursors = state.cursors
         flush = cursors.verify(step.slots, step.lengths)
+        if not step.slots:
+            nothing = torch.empty(state.slots, state.shape.HV, state.shape.V, 0, dtype=torch.float64)
+            return Verified(nothing, nothing)
         history = [0] * state.slots  # of each slot, as this verify sees it; idle ones show none
         for slot in step.slots:
             history[slot] = cursors.write_pos[slot]
@@ -146,6 +149,8 @@ class Emulated:
             if slot in current and n == 0:
                 raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
         full = cursors.commit(slots, accepted)
+        if not slots:
+            return
         for slot, n in zip(slots, accepted, strict=True):
             state.tokens[slot] += n
         state.version += 1
@@ -166,7 +171,8 @@ class Emulated:
 
     def read(self, state: EmulatedState, which: str, slots: Sequence[int]) -> Tensor:
         """A state after the committed tokens, [n, HV, V, K]: `served`, what the next output is computed on, or
-        `kept`, the checkpoint if the slot folded now. Neither changes anything."""
+        `kept`, the checkpoint if the slot folded now. Neither changes anything; the result may share memory with the
+        state, so use it before the next call."""
         state.cursors.idle(slots, "read")
         if which == "kept":
             return self._fold(state, slots)
@@ -308,7 +314,7 @@ class Emulated:
         assert d is not None
         s, a = state.shape, self.arithmetic
         operands = step.windows.token_steps(a)[step.index]
-        S = self._unrounded(state, Rows(state, flush, [state.cursors.write_pos[slot] for slot in flush]))
+        S = self._base(state, flush, [state.cursors.write_pos[slot] for slot in flush])
         eg, k, write = (
             _pick(x.view(state.slots, -1, *x.shape[1:]), flush) for x in (operands.eg[0], operands.k[0], d[..., :1])
         )

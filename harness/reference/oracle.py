@@ -42,6 +42,7 @@ class Oracle:
                 (),
                 steps.v[wide],
                 steps.beta[wide],
+                steps.eR[wide],
                 steps.eG[wide],
                 (steps.X[0][wide],),
                 (steps.F[0][wide],),

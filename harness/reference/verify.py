@@ -36,7 +36,7 @@ def window(C: Operand, history: History | None, step: WindowStep, inverse: str, 
     hw = a.dots.state(C, step.kq).view(N, V, 2 * m)
     if history is not None:
         hw = with_history(hw, history, step.kq_score, a)
-    R = a.sites.rhs(torch.addcmul(step.v, step.eG, hw[..., :m], value=-1).mul_(step.beta))
+    R = a.sites.rhs(torch.addcmul(step.v, step.eR, hw[..., :m], value=-1).mul_(step.beta))
     method = INVERSES[inverse]
     if method.solve is None:
         D = a.dots.solve(a.dots.solve.lhs(R, a.sites.rhs), step.X)
@@ -123,9 +123,11 @@ class TokenPass:
     def o(self) -> Tensor:
         """Outputs of the lanes so far, [N, V, lanes]."""
         a = self.a
+        if not self.writes:
+            return self.reads[0][..., :0]
         return a.sites.output(torch.stack([r[..., 0] for r in self.reads[1:]], -1), of=a.dots.recurrent.accumulate)
 
     @property
     def d(self) -> Tensor:
         """Writes of the lanes so far, [N, V, lanes]."""
-        return torch.cat(self.writes, -1)
+        return torch.cat(self.writes, -1) if self.writes else self.reads[0][..., :0]
