@@ -1,7 +1,7 @@
 """`python -m harness.publish RUN_DIR NAME [--heads 0,1,...]`: copy a finished run to results/NAME, small and anonymous.
 
-  flushes.parquet    the rows of the named heads, every column; harness.records.read_rows reads the folder
-  quantiles.parquet  of all other heads: the quantiles Q of every metric over slots and heads, a row per
+  flushes.parquet    the rows of the named heads in slot 0, every column; harness.records.read_rows reads the folder
+  quantiles.parquet  of all other rows: the quantiles Q of every metric over slots and heads, a row per
                      (variant, flush, quantile), rounded to BITS significant bits
   config.yaml, manifest.json, summary.json, drift.png
                      as in the run, without the host's name and with paths cut down to their last part
@@ -82,7 +82,7 @@ def finished(run: Path) -> dict[str, Any]:
 
 
 def _write(run: Path, work: Path, rows: pa.Table, named: list[int], manifest: dict[str, Any]) -> None:
-    inside = np.isin(rows["head"].to_numpy(), named)
+    inside = np.isin(rows["head"].to_numpy(), named) & (rows["slot"].to_numpy() == 0)
     _save(_sorted(rows.filter(pa.array(inside))), work / "flushes.parquet")
     _save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
     for name in ("summary.json", "drift.png"):
