@@ -1,6 +1,6 @@
-"""`python -m harness.publish RUN_DIR NAME [--heads 0,1,...]`: copy a finished run to results/NAME, small and anonymous.
+"""`python -m harness.publish RUN_DIR NAME [--heads 0,1,...] [--slots 0,...]`: copy a finished run to results/NAME, small and anonymous.
 
-  flushes.parquet    the rows of the named heads in slot 0, every column; harness.records.read_rows reads the folder
+  flushes.parquet    the rows of the named heads and slots, every column; harness.records.read_rows reads the folder
   quantiles.parquet  of all other rows: the quantiles Q of every metric over slots and heads, a row per
                      (variant, flush, quantile), rounded to BITS significant bits
   config.yaml, manifest.json, summary.json, drift.png
@@ -39,10 +39,10 @@ KINDS = [("variant", TEXT), ("flush", pa.int32()), ("tokens", pa.int64()), ("row
 QUANTILES = pa.schema([*KINDS, ("quantile", pa.float32()), *((name, pa.float32()) for name in METRICS)])
 
 
-def publish(run: Path, name: str, heads: Sequence[int] | None = None) -> Path:
+def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Sequence[int] | None = None) -> Path:
     """Copy the finished run to results/name and return that. Raises HarnessError, leaving nothing behind.
 
-    heads: those kept in full; None: the first eight of the model.
+    heads, slots: those kept in full; None: the first eight heads of the model, in every slot.
     """
     if not re.fullmatch(r"\w[\w.-]*", name) or name in ("runs", "sweeps"):
         raise HarnessError(f"NAME: {name!r} cannot name a folder of {RESULTS}")
@@ -58,9 +58,9 @@ def publish(run: Path, name: str, heads: Sequence[int] | None = None) -> Path:
     work = RESULTS / f".{name}.{os.getpid()}.partial"
     try:
         work.mkdir(parents=True)
-        _write(run, work, rows, named, manifest)
+        _write(run, work, rows, named, slots, manifest)
         if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
-            raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; name fewer --heads")
+            raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; name fewer --heads or --slots")
         os.rename(work, target)
     except OSError as error:
         raise HarnessError(f"{target}: cannot be written ({error.strerror or error})") from None
@@ -81,14 +81,23 @@ def finished(run: Path) -> dict[str, Any]:
     return manifest
 
 
-def _write(run: Path, work: Path, rows: pa.Table, named: list[int], manifest: dict[str, Any]) -> None:
-    inside = np.isin(rows["head"].to_numpy(), named) & (rows["slot"].to_numpy() == 0)
+def _write(
+    run: Path,
+    work: Path,
+    rows: pa.Table,
+    named: list[int],
+    slots: Sequence[int] | None,
+    manifest: dict[str, Any],
+) -> None:
+    slot = rows["slot"].to_numpy()
+    shown = sorted(set(np.unique(slot).tolist()) if slots is None else slots)
+    inside = np.isin(rows["head"].to_numpy(), named) & np.isin(slot, shown)
     _save(_sorted(rows.filter(pa.array(inside))), work / "flushes.parquet")
     _save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
     for name in ("summary.json", "drift.png"):
         shutil.copyfile(run / name, work / name)
     manifest.pop("host", None)
-    manifest["published"] = {"heads": named, "quantiles": Q, "bits": BITS, "run": run.resolve().name}
+    manifest["published"] = {"heads": named, "slots": shown, "quantiles": Q, "bits": BITS, "run": run.resolve().name}
     write_json(work / "manifest.json", anonymous(manifest))
     text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()
     (work / "config.yaml").write_text("\n".join(anonymous(text)) + "\n", encoding="utf-8")
@@ -184,9 +193,11 @@ class _Parser(argparse.ArgumentParser):
         raise HarnessError(f"command line: {message}")
 
 
-def _heads(text: str) -> list[int]:
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise HarnessError(f"--heads: {text!r} is not a list of head numbers like 0,1,5")
+        raise HarnessError(f"--{option}: {text!r} is not a list of {option.removesuffix('s')} numbers like 0,1,5")
     return [int(x) for x in text.split(",")]
 
 
@@ -201,10 +212,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a finished run directory")
     parser.add_argument("name", metavar="NAME", help="folder of results/ to create")
     parser.add_argument("--heads", metavar="LIST", help="heads kept in full; default: the first eight")
+    parser.add_argument("--slots", metavar="LIST", help="slots kept in full; default: every slot")
     try:
         options = parser.parse_args(argv)
-        heads = None if options.heads is None else _heads(options.heads)
-        print(f"published: {publish(options.run, options.name, heads)}")
+        heads, slots = _numbers("heads", options.heads), _numbers("slots", options.slots)
+        print(f"published: {publish(options.run, options.name, heads, slots)}")
         return 0
     except HarnessError as error:
         print("harness: error:", " ".join(str(error).split()), file=sys.stderr)
