@@ -1,4 +1,6 @@
-"""`python -m harness.publish RUN_DIR NAME [--heads 0,1,...] [--slots 0,...]`: copy a finished run to results/NAME, small and anonymous.
+"""Copy a finished run to results/NAME, small and anonymous.
+
+  python -m harness.publish RUN_DIR NAME [--heads 0,1,...] [--slots 0,...]
 
   flushes.parquet    the rows of the named heads and slots, every column; harness.records.read_rows reads the folder
   quantiles.parquet  of all other rows: the quantiles Q of every metric over slots and heads, a row per

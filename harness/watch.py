@@ -114,8 +114,8 @@ def first_nonfinite(
 ) -> dict[tuple[int, int], str]:
     """(slot, head) -> first site or product with a non-finite result, over one block from `state`.
 
-    A head in `wanted` that stays finite on its committed tokens alone is looked at with the rejected drafts too: a sum over
-    a whole window carries their NaN through a zero weight.
+    A head in `wanted` that stays finite on its committed tokens alone is looked at with the rejected drafts too: a
+    sum over a whole window carries their NaN through a zero weight.
     """
     found = _look(design, state.clone(), windows.only(block.accepted), block)
     if wanted is not None and wanted - set(found):

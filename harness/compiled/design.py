@@ -149,6 +149,21 @@ def token_scalars(v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> tuple[T
     return v * beta[..., None], beta * eg if a.conventions.decay == "before" else beta, eg
 
 
+def array(x: Tensor) -> np.ndarray:
+    """x as numpy sees it, the same memory; kept with the tensor, since asking anew costs more than a kernel call."""
+    if "array" not in x.__dict__:
+        x.array = x.numpy()  # type: ignore[attr-defined]
+    return x.array  # type: ignore[attr-defined]
+
+
+def empty(*size: int) -> Tensor:
+    """An fp64 tensor that knows its array."""
+    made = np.empty(size)
+    x = torch.from_numpy(made)
+    x.array = made  # type: ignore[attr-defined]
+    return x
+
+
 class Pass:
     """A token pass in waiting: run once the number of tokens of every slot is known, or asked for whole."""
 
@@ -156,11 +171,11 @@ class Pass:
         self.design, self.S, self.rows = design, S, rows
         n, HV, V, _ = S.shape
         self.lanes = 0
-        self._o, self._d = (torch.empty((n, HV, V, rows.k.shape[2]), dtype=torch.float64) for _ in range(2))
+        self._o, self._d = empty(n, HV, V, rows.k.shape[2]), empty(n, HV, V, rows.k.shape[2])
 
     def run(self, lengths: Sequence[int]) -> Tensor:
         """The states after lengths[s] tokens of every slot, [n, HV, V, K]."""
-        out = torch.empty_like(self.S)
+        out = empty(*self.S.shape)
         self.design.pass_tokens(self.S, self.rows, np.array(lengths), out, self._o, self._d)
         self.lanes = max(self.lanes, *lengths)
         return out
@@ -203,7 +218,7 @@ class Compiled(Emulated):
     def pass_tokens(self, S: Tensor, rows: TokenRows, lengths: np.ndarray, out: Tensor, o: Tensor, d: Tensor) -> None:
         """kernels.token_pass in this design's arithmetic."""
         kernels.token_pass(
-            S.numpy(), *rows, lengths, self.masks(S.shape[-1]), self.codes, out.numpy(), o.numpy(), d.numpy()
+            array(S), *rows, lengths, self.masks(S.shape[-1]), self.codes, array(out), array(o), array(d)
         )
 
     def masks(self, n: int) -> np.ndarray:
@@ -213,6 +228,10 @@ class Compiled(Emulated):
             found = block_masks(n, dot.block, dot.strided, torch.device("cpu")) if dot.blocked(n) else torch.ones(n, 1)
             self._masks[n] = np.ascontiguousarray(found.T.numpy(), dtype=np.float64)
         return self._masks[n]
+
+    def _C(self, state: EmulatedState) -> np.ndarray:
+        """The checkpoint as products read it, [slots, HV, V, K]."""
+        return array(self._operand(state)[0]).reshape(state.checkpoint.shape)
 
     def _low(self, read: bool) -> tuple[bool, bool]:
         """Whether the low parts of k_hat and of d are read: where they are wanted and kept."""
@@ -225,13 +244,12 @@ class Compiled(Emulated):
 
     def _verify_window(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
         rows = window_rows(step.windows, self.arithmetic, self.spec.inverse)[step.index]
-        o, d = (torch.empty(rows.v.shape, dtype=torch.float64) for _ in range(2))
-        C = self._operand(state)[0].view(state.checkpoint.shape)
+        o, d = empty(*rows.v.shape), empty(*rows.v.shape)
         low = self._low(self.spec.history_read == "sum")
         kernels.verify_window(
-            C.numpy(), *rows, self.explicit, *self._ring(state), *low, self.cumulative, self.exact,
+            self._C(state), *rows, self.explicit, *self._ring(state), *low, self.cumulative, self.exact,
             np.array(state.cursors.cache_base), np.array(history), step.windows.lengths[step.index],
-            self.codes, o.numpy(), d.numpy(),
+            self.codes, array(o), array(d),
         )  # fmt: skip
         return Verified(o, d)
 
@@ -258,7 +276,7 @@ class Compiled(Emulated):
         first = np.array(cursors.cache_base) + np.array(cursors.write_pos)
         k_hat, g, *rest = stored_rows(step.windows, self.arithmetic, self.inputs)[step.index]
         assert result.d is not None
-        d = result.d.numpy()
+        d = array(result.d)
         kernels.write_window(ring["k_hat"], ring["d"], ring["g"], k_hat, g, d, first, live, self.codes)
         if "d_lo" in ring:
             kernels.write_low(ring["d"], ring["d_lo"], d, first, live, self.codes)
@@ -271,33 +289,31 @@ class Compiled(Emulated):
 
     def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
         if self.spec.fold == "product":
-            return self._gathered(state, slots, lengths, state.checkpoint, True)
+            return self._gathered(state, slots, lengths, array(state.checkpoint), True)
         rows, a = Rows(state, slots, lengths), self.arithmetic
         v, k, g, beta = (rows.read(name) for name in ("v", "k", "g", "beta"))
         k_hat = a.sites.key(normalise(k, a.conventions)).contiguous()
         scalars = token_scalars(v, beta, a.sites.decay(g.exp()), a)
         operands = TokenRows(k_hat.numpy(), self._none, *(x.contiguous().numpy() for x in scalars))
         S = state.checkpoint if everyone(slots, state.slots) else state.checkpoint[list(slots)]
-        out = torch.empty_like(S)
-        unused = torch.empty(*S.shape[:3], k.shape[2], dtype=torch.float64)
+        out, unused = empty(*S.shape), empty(*S.shape[:3], k.shape[2])
         self.pass_tokens(S, operands, np.array(lengths), out, unused, unused)
         if not a.sites.checkpoint.keeps(a.sites.step):
             kernels.round_all(out.view(-1, S.shape[-1]).numpy(), self.codes[CODES.index("checkpoint")], code(EXACT))
         return out
 
     def _served(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        C = self._operand(state)[0].view(state.checkpoint.shape)
-        return self._gathered(state, slots, lengths, C, False)
+        return self._gathered(state, slots, lengths, self._C(state), False)
 
     def _gathered(
-        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], C: Tensor, kept: bool
+        self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], C: np.ndarray, kept: bool
     ) -> Tensor:
-        out = torch.empty((len(slots), *state.checkpoint.shape[1:]), dtype=torch.float64)
+        out = empty(len(slots), *state.checkpoint.shape[1:])
         base = np.array([state.cursors.cache_base[slot] for slot in slots])
         low = self._low(kept or self.spec.history_read == "sum")
         kernels.fold_product(
-            C.numpy(), *self._ring(state), *low, self.cumulative, self.exact, np.array(slots), base,
-            np.array(lengths), self.codes, kept, out.numpy(),
+            C, *self._ring(state), *low, self.cumulative, self.exact, np.array(slots), base,
+            np.array(lengths), self.codes, kept, array(out),
         )  # fmt: skip
         return out
 
@@ -313,6 +329,6 @@ class Compiled(Emulated):
 
 def distance(X: Tensor, S: Tensor) -> Tensor:
     """metrics.state_errors on the CPU, in one pass."""
-    out = torch.empty((*S.shape[:2], 2), dtype=torch.float64)
-    kernels.distance(X.contiguous().numpy(), S.numpy(), out.numpy())
+    out = empty(*S.shape[:2], 2)
+    kernels.distance(array(X.contiguous()), array(S), array(out))
     return out
