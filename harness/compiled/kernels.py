@@ -294,16 +294,27 @@ def token_pass(S, k, q, v, gain, eg, lengths, masks, c, out, o, d):
                         d[s, hv, i, t] = x
 
 
-@summing(f"{F1}, {F1}, int64", "UniTuple(float64, 4)")
-def _row(x, y, n):
-    error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
-    for i in range(n):
-        e = abs(x[i] - y[i])
-        error += e * e
-        size += y[i] * y[i]
-        worst = max(worst, e)
-        largest = max(largest, abs(y[i]))
-    return error, size, worst, largest
+@summing(f"{F2}, {F2}", "UniTuple(float64, 2)")
+def square_sums(x, y):
+    """Sum of (x - y)^2 and of y^2."""
+    error, size = 0.0, 0.0
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            e = x[i, k] - y[i, k]
+            error += e * e
+            size += y[i, k] * y[i, k]
+    return error, size
+
+
+@njit(f"UniTuple(float64, 2)({F2}, {F2})", cache=True, error_model="numpy", nogil=True, fastmath={"nnan", "nsz"})
+def maxima(x, y):
+    """max|x - y| and max|y| of numbers; what it says of NaN means nothing."""
+    worst, largest = 0.0, 0.0
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            worst = max(worst, abs(x[i, k] - y[i, k]))
+            largest = max(largest, abs(y[i, k]))
+    return worst, largest
 
 
 @compiled(f"{F4}, {F4}, {F3}")
@@ -315,17 +326,11 @@ def distance(X, S, out):
     n, HV, V, K = S.shape
     for s in range(n):
         for h in range(HV):
-            error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
-            for i in range(V):
-                e, z, a, b = _row(X[s, h, i], S[s, h, i], K)
-                error += e
-                size += z
-                worst, largest = max(worst, a), max(largest, b)
+            error, size = square_sums(X[s, h], S[s, h])
+            worst, largest = maxima(X[s, h], S[s, h])
             # a maximum may pass over a NaN, a sum does not
-            if math.isnan(error):
-                worst = np.nan
             out[s, h, 0] = math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0)
-            out[s, h, 1] = worst / (largest if largest > 0 else 1.0)
+            out[s, h, 1] = np.nan if math.isnan(error) else worst / (largest if largest > 0 else 1.0)
 
 
 @compiled(f"{F4}, {F4}, {I1}, {I1}")

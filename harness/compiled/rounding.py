@@ -84,11 +84,12 @@ def round_row(x, row, c):
     elif kind == NEAREST:
         for i in range(n):
             quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
-            x[row, i] = np.rint(x[row, i] / quantum) * quantum
+            # the reciprocal of a power of two, by its pattern: a division would be the cost of the loop
+            x[row, i] = np.rint(x[row, i] * _number(0x7FE0000000000000 - _bits(quantum))) * quantum
     else:
         for i in range(n):
             quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
-            x[row, i] = np.trunc(x[row, i] / quantum) * quantum
+            x[row, i] = np.trunc(x[row, i] * _number(0x7FE0000000000000 - _bits(quantum))) * quantum
 
 
 @njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
