@@ -32,7 +32,7 @@ from harness.window import Step, Windows
 Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
-BLOCK_BYTES = 16 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+BLOCK_BYTES = 4 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
 
 
 @dataclass

@@ -58,7 +58,10 @@ def test_a_run_is_complete_says_where_it_lies_and_is_done_once(harness, tmp_path
 
 def test_the_manifest_tells_what_was_asked_for_from_what_was_done(harness, tmp_path):
     """Fault: under precision=fp32 the log still shows the formats of the variant's file, or no backend."""
-    assert harness(*ONE, "variants=[chunked_bf16]", "precision=fp32", "precision.sites.checkpoint=fp16")[0] == 0
+    assert (
+        harness(*ONE, "device=cpu", "variants=[chunked_bf16]", "precision=fp32", "precision.sites.checkpoint=fp16")[0]
+        == 0
+    )
     manifest = json.loads((runs(tmp_path)[0]["directory"] / "manifest.json").read_text())
     entry = manifest["variants"]["chunked_bf16"]
     assert (entry["backend"], entry["device"], manifest["device"]) == ("emulated", "cpu", "cpu")

@@ -34,7 +34,8 @@ def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
             return f"product {name} reads two parts"
         if dot.block and name not in ("recurrent", "inverse", "gram"):
             return f"product {name} accumulates in blocks"
-    if not a.dots.recurrent.right.keeps(a.sites.key):
+    recurs = spec.verify == "tokens" or spec.fold == "replay" or spec.fold_current
+    if recurs and not a.dots.recurrent.right.keeps(a.sites.key):
         return "the recurrence reads its keys rounded"
     return None
 

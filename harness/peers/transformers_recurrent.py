@@ -54,9 +54,11 @@ def inputs(tokens: Tokens, initial: Tensor) -> dict[str, Any]:
     def single(x: Tensor) -> Tensor:
         return x.to(torch.float32).contiguous()
 
+    # value heads share keys in turn; older releases leave the repetition to the caller
+    group = tokens.v.shape[-2] // tokens.k.shape[-2]
     return {
-        "query": single(tokens.q),
-        "key": single(tokens.k),
+        "query": single(tokens.q.repeat_interleave(group, -2)),
+        "key": single(tokens.k.repeat_interleave(group, -2)),
         "value": single(tokens.v),
         "g": single(tokens.g),
         "beta": single(tokens.beta),
