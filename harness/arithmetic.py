@@ -6,7 +6,7 @@ single rounding can be switched off, or be the only one left on.
 
 Spelling in configuration files:
   rounding  format[x2][:mode]   bf16   tf32:zero   bf16x2 (a high and a low part)   bf16:stochastic   exact
-  dot       precision[/n[s]]    ieee   tf32   tf32x3   bf16   bf16x2   fp16   exact; /32 accumulates in blocks of
+  dot       precision[/n[s]]    ieee   tf32   tf32x3   bf16   bf16x2   bf16x4   fp16   exact; /32 accumulates in blocks of
                                 32 products in order, /32s in as many interleaved strides
 """
 
@@ -227,6 +227,8 @@ DOTS: dict[str, Dot] = {
     "fp16": Dot(Rounding("fp16"), Rounding("fp16"), _F32Z),
     # an fp32 left operand in two bf16 halves against a bf16 right one
     "bf16x2": Dot(Rounding("bf16", parts=2), Rounding("bf16"), _F32Z),
+    # both operands in two halves, all four products kept
+    "bf16x4": Dot(Rounding("bf16", parts=2), Rounding("bf16", parts=2), _F32Z),
 }
 
 
