@@ -6,8 +6,8 @@ single rounding can be switched off, or be the only one left on.
 
 Spelling in configuration files:
   rounding  format[x2][:mode]   bf16   tf32:zero   bf16x2 (a high and a low part)   bf16:stochastic   exact
-  dot       precision[/n[s]]    ieee   tf32   tf32x3   bf16   bf16x2   bf16x4   fp16   exact; /32 accumulates in blocks of
-                                32 products in order, /32s in as many interleaved strides
+  dot       precision[/n[s]]    ieee   tf32   tf32x3   bf16   bf16x2   bf16x4   fp16   exact; /32 accumulates in
+                                blocks of 32 products in order, /32s in as many interleaved strides
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import Arithmetic, Conventions
+from harness.arithmetic import Conventions
 from harness.conditioning import conditioning, has_operator, residual, window_operator
 from harness.config import Config
 from harness.decode import Stream
-from harness.errors import ConfigError
+from harness.designs import designs
 from harness.metrics import SinceLast, per_interval, state_errors, token_errors
-from harness.reference.emulated import Emulated, EmulatedState
+from harness.reference.emulated import Emulated
 from harness.reference.oracle import Oracle
+from harness.reference.state import EmulatedState
 from harness.ring import RingSpec
 from harness.schedule import Block, Schedule
 from harness.tokens import Shape
-from harness.variants import VariantSpec, load
 from harness.watch import first_nonfinite
 from harness.window import Step, Windows
 
@@ -294,33 +294,3 @@ def _ends(block: Block) -> list[list[int]]:
         for slot in event.slots:
             ends[slot].append(event.step)
     return ends
-
-
-def designs(config: Config, device: str = "cpu") -> list[Emulated]:
-    """The designs a configuration names, each in the run's precision, on its own ring and by its engine.
-
-    engine=auto compiles what can be compiled on the CPU; engine=compiled refuses the rest, naming the design.
-    """
-    made: list[Emulated] = []
-    for name in config.variants:
-        spec = load(name)
-        ring, arithmetic = spec.ring(config.ring), spec.arithmetic(config.precision)
-        why = "engine torch asked for" if config.engine == "torch" else why_not(spec, arithmetic, device)
-        if why and config.engine == "compiled":
-            raise ConfigError(f"engine: {name} cannot be compiled: {why}")
-        if why:
-            made.append(Emulated(spec, ring, arithmetic))
-        else:
-            from harness.compiled.design import Compiled
-
-            made.append(Compiled(spec, ring, arithmetic))
-    return made
-
-
-def why_not(spec: VariantSpec, arithmetic: Arithmetic, device: str) -> str | None:
-    """Why a design runs in torch, or None."""
-    if device != "cpu":
-        return "compiled steps run on the CPU"
-    from harness.compiled.design import unsupported
-
-    return unsupported(spec, arithmetic)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import PRODUCTS, SITES, Arithmetic, Dot, Dots, Rounding, Sites
-from harness.reference.emulated import Emulated, EmulatedState
+from harness.reference.emulated import Emulated
+from harness.reference.state import EmulatedState
 from harness.tokens import Shape
 from harness.window import Step, Windows
 

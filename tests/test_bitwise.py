@@ -11,6 +11,7 @@ import torch
 from helpers import MAKERS, SHAPE, bf16, decode, design, draw, engine, same, start, windows
 
 from harness.arithmetic import PRODUCTS, SITES
+from harness.compiled.design import unsupported
 from harness.config import PrecisionConfig, RingConfig
 from harness.precision import FORMATS
 from harness.reference.emulated import Emulated
@@ -126,6 +127,8 @@ def test_the_engines_agree(name: str, ring: RingConfig) -> None:
     Outputs and kept states bit for bit; what is served is read unrounded, and fp64 sums may be taken in any order.
     """
     torch_design = made(name, ring)
+    if why := unsupported(torch_design.spec, torch_design.arithmetic):
+        pytest.skip(f"{name} is not compiled: {why}")
     other = MAKERS["compiled"](torch_design.spec, torch_design.ring, torch_design.arithmetic)
     initial, tokens, lengths, accepted = case(10, 24, 3, torch_design.ring.max_window)
     ready = windows(tokens, lengths)

@@ -158,9 +158,9 @@ def test_e3_a_tail_shorter_than_the_window(T: int, pad: float) -> None:
     """Fault (cuLA#38): the last gate taken at the window's end, padded keys summed. The state tells, outputs do not."""
     rng = np.random.default_rng(T)
     initial, tokens = start(rng, 1), draw(rng, T)
-    S = recurrence(initial[0], tokens)[0][-1]
     for name in names():
         maker = design(name, RingConfig(16, 8))
+        S = recurrence(initial[0], tokens, maker.arithmetic.conventions)[0][-1]
         m = maker.ring.max_window
         W = -(-T // m)
         lengths = np.minimum(m, T - m * np.arange(W))[:, None]

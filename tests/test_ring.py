@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import ConfigError, RingError
-from harness.ring import RECORDS, Lanes, RingSpec, Rows, State
+from harness.ring import RingSpec
+from harness.state import RECORDS, Lanes, Rows, State
 from harness.tokens import Shape
 
 F64 = torch.float64

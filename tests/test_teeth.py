@@ -17,7 +17,8 @@ from harness.reference import fold
 from harness.reference.emulated import Emulated
 from harness.reference.inverse import INVERSES, Inverse, substitution
 from harness.reference.oracle import Oracle
-from harness.ring import Cursors, Lanes, Rows, State
+from harness.ring import Cursors
+from harness.state import Lanes, Rows, State
 from harness.tokens import Shape
 from harness.variants import VariantSpec
 from harness.window import Windows

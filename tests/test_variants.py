@@ -10,7 +10,7 @@ import yaml
 from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot, Rounding
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError
-from harness.ring import RECORDS
+from harness.state import RECORDS
 from harness.variants import CONFIGS, VariantSpec, load, names
 
 DEFAULT_ARMS = {"exact_recurrent", "null_arm", "chunked_fp32", "chunked_tf32", "chunked_bf16", "exact_fold"}

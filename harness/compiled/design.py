@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, Rounding, block_masks
-from harness.compiled import kernels
-from harness.compiled.kernels import CODES
+from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Operand, block_masks
+from harness.compiled import kernels, tokens
+from harness.compiled.common import CODES
+from harness.compiled.operands import TokenRows, array, empty, stored_rows, token_rows, token_scalars, window_rows
 from harness.compiled.rounding import code
-from harness.reference.emulated import Emulated, EmulatedState, Lazy, Verified, everyone
+from harness.reference.emulated import Emulated, everyone
 from harness.reference.inverse import INVERSES
-from harness.ring import Rows
+from harness.reference.state import EmulatedState, Lazy, Verified
+from harness.state import Rows
 from harness.variants import VariantSpec
-from harness.window import Step, Windows, normalise
+from harness.window import Step, normalise
 
 
 def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
@@ -77,94 +79,6 @@ def codes(a: Arithmetic) -> np.ndarray:
     return np.stack([table[name] for name in CODES])
 
 
-class WindowRows(NamedTuple):
-    """reference.WindowStep with slots and heads apart, X and F not transposed."""
-
-    kq: np.ndarray  # [B, H, K, 2m]
-    kq_score: np.ndarray
-    v: np.ndarray  # [B, HV, V, m]
-    beta: np.ndarray  # [B, HV, m]
-    eR: np.ndarray
-    eG: np.ndarray
-    X: np.ndarray  # [B, HV, m, m]
-    F: np.ndarray
-
-
-class TokenRows(NamedTuple):
-    """reference.TokenStep with lanes inside."""
-
-    k: np.ndarray  # [B, H, m, K]
-    q: np.ndarray
-    v: np.ndarray  # [B, HV, m, V] beta v
-    gain: np.ndarray  # [B, HV, m]
-    eg: np.ndarray
-
-
-def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRows]:
-    """The operands of every step, as the products read them."""
-
-    def compute() -> list[WindowRows]:
-        of = a.sites.key
-        kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2).mT.contiguous())
-
-        def read(how: Rounding) -> Tensor:
-            return windows.memo(
-                ("read kq rows", how, of, a.conventions), lambda: kq if how.keeps(of) else how(kq, of=of)
-            )
-
-        state, score = read(a.dots.state.right), read(a.dots.history_score.right)
-        X = windows.formed(a, inverse)
-        if INVERSES[inverse].explicit and not a.dots.solve.right.keeps(a.sites.inverse):
-            X = a.dots.solve.right(X, of=a.sites.inverse)
-        F = windows.scores(a)[1]
-        F = F if a.dots.output.right.keeps(a.sites.gram) else a.dots.output.right(F, of=a.sites.gram)
-        parts = (state, score, windows.v, windows.gates(a)[1], windows.before(a)[0], windows.decays(a)[0], X, F)
-        return [WindowRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
-
-    return windows.memo(("window rows", a, inverse), compute)
-
-
-def token_rows(windows: Windows, a: Arithmetic) -> list[TokenRows]:
-    """The operands of every step of a token pass."""
-
-    def compute() -> list[TokenRows]:
-        k, q = windows.keys(a)
-        beta, eg = windows.gates(a)[1], windows.token_decays(a)
-        parts = (k, q, *token_scalars(windows.v.transpose(-1, -2), beta, eg, a))
-        return [TokenRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
-
-    return windows.memo(("token rows", a), compute)
-
-
-def stored_rows(windows: Windows, a: Arithmetic, names: tuple[str, ...]) -> list[tuple[np.ndarray, ...]]:
-    """The record fields of every step as the ring keeps them, [B, heads, m, width] each."""
-
-    def compute() -> list[tuple[np.ndarray, ...]]:
-        return list(zip(*(windows.stored(a, name).contiguous().numpy() for name in names), strict=True))
-
-    return windows.memo(("stored rows", a, names), compute)
-
-
-def token_scalars(v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
-    """beta v [.., m, V], what the prediction is taken off with, and e^g [.., m]."""
-    return v * beta[..., None], beta * eg if a.conventions.decay == "before" else beta, eg
-
-
-def array(x: Tensor) -> np.ndarray:
-    """x as numpy sees it, the same memory; kept with the tensor, since asking anew costs more than a kernel call."""
-    if "array" not in x.__dict__:
-        x.array = x.numpy()  # type: ignore[attr-defined]
-    return x.array  # type: ignore[attr-defined]
-
-
-def empty(*size: int) -> Tensor:
-    """An fp64 tensor that knows its array."""
-    made = np.empty(size)
-    x = torch.from_numpy(made)
-    x.array = made  # type: ignore[attr-defined]
-    return x
-
-
 class Pass:
     """A token pass in waiting: run once the number of tokens of every slot is known, or asked for whole."""
 
@@ -217,10 +131,8 @@ class Compiled(Emulated):
         self._masks: dict[int, np.ndarray] = {}
 
     def pass_tokens(self, S: Tensor, rows: TokenRows, lengths: np.ndarray, out: Tensor, o: Tensor, d: Tensor) -> None:
-        """kernels.token_pass in this design's arithmetic."""
-        kernels.token_pass(
-            array(S), *rows, lengths, self.masks(S.shape[-1]), self.codes, array(out), array(o), array(d)
-        )
+        """tokens.token_pass in this design's arithmetic."""
+        tokens.token_pass(array(S), *rows, lengths, self.masks(S.shape[-1]), self.codes, array(out), array(o), array(d))
 
     def masks(self, n: int) -> np.ndarray:
         """[blocks, n] which block of the recurrence's sum takes each of n products."""
@@ -278,14 +190,14 @@ class Compiled(Emulated):
         k_hat, g, *rest = stored_rows(step.windows, self.arithmetic, self.inputs)[step.index]
         assert result.d is not None
         d = array(result.d)
-        kernels.write_window(ring["k_hat"], ring["d"], ring["g"], k_hat, g, d, first, live, self.codes)
+        tokens.write_window(ring["k_hat"], ring["d"], ring["g"], k_hat, g, d, first, live, self.codes)
         if "d_lo" in ring:
-            kernels.write_low(ring["d"], ring["d_lo"], d, first, live, self.codes)
+            tokens.write_low(ring["d"], ring["d_lo"], d, first, live, self.codes)
         for name, value in zip(self.inputs[2:], rest, strict=True):
             field = ring[name]
             if field.ndim == 3:
                 field, value = field[..., None], value[..., None]
-            kernels.write_rows(field, value, first, live)
+            tokens.write_rows(field, value, first, live)
         return None
 
     def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
@@ -300,7 +212,7 @@ class Compiled(Emulated):
         out, unused = empty(*S.shape), empty(*S.shape[:3], k.shape[2])
         self.pass_tokens(S, operands, np.array(lengths), out, unused, unused)
         if not a.sites.checkpoint.keeps(a.sites.step):
-            kernels.round_all(out.view(-1, S.shape[-1]).numpy(), self.codes[CODES.index("checkpoint")], code(EXACT))
+            tokens.round_all(out.view(-1, S.shape[-1]).numpy(), self.codes[CODES.index("checkpoint")], code(EXACT))
         return out
 
     def _served(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
@@ -324,12 +236,12 @@ class Compiled(Emulated):
         if left.parts == 2 or (site.keeps(of) and left.keeps(of)):
             return super()._read_operand(state, C)
         rounded = C.contiguous().clone()
-        kernels.round_all(rounded.view(-1, C.shape[-1]).numpy(), code(site, of), code(left))
+        tokens.round_all(rounded.view(-1, C.shape[-1]).numpy(), code(site, of), code(left))
         return (rounded.view(-1, state.shape.group * state.shape.V, state.shape.K),)
 
 
 def distance(X: Tensor, S: Tensor) -> Tensor:
     """metrics.state_errors on the CPU, in one pass."""
     out = empty(*S.shape[:2], 2)
-    kernels.distance(array(X.contiguous()), array(S), array(out))
+    tokens.distance(array(X.contiguous()), array(S), array(out))
     return out

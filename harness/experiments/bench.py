@@ -35,11 +35,11 @@ import torch
 from harness import shards
 from harness.config import Config
 from harness.decode import Stream
+from harness.designs import designs
 from harness.errors import HarnessError
 from harness.experiments.drift import identity
 from harness.peers import transformers_recurrent as peer
 from harness.rundir import Run
-from harness.runner import designs
 from harness.tokens import Shape
 
 if TYPE_CHECKING:

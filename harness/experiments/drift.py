@@ -27,12 +27,12 @@ from typing import Any
 from harness import shards
 from harness.config import Config
 from harness.decode import Stream
+from harness.designs import designs
 from harness.errors import HarnessError
 from harness.provenance import identity_of
 from harness.records import RowWriter, read_rows
 from harness.reference.emulated import Emulated
 from harness.rundir import Run
-from harness.runner import designs
 from harness.summary import summarise, table
 from harness.tokens import Shape
 

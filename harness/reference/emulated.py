@@ -5,12 +5,9 @@ These four calls are all the runner knows of a design; a Triton or outside imple
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,70 +15,13 @@ from harness.arithmetic import EXACT, Arithmetic, Operand
 from harness.errors import ConfigError, RingError
 from harness.precision import mix
 from harness.reference import fold
+from harness.reference.state import EmulatedState, Lazy, Verified
 from harness.reference.verify import History, TokenPass, window
-from harness.ring import Lanes, RingSpec, Rows, State, run_of
+from harness.ring import RingSpec
+from harness.state import Lanes, Rows, run_of
 from harness.tokens import Shape
 from harness.variants import VariantSpec
 from harness.window import Step
-
-
-class Verified(NamedTuple):
-    """What verify returns: outputs and writes of the window's lanes, [slots, HV, V, m]; d may be None."""
-
-    o: Tensor
-    d: Tensor | None
-
-
-class Lazy:
-    """A token pass as a Verified: o and d hold every lane, or, once committed, the lanes up to the last accepted."""
-
-    def __init__(self, run: TokenPass, shape: Shape, lanes: int):
-        self.run, self.shape, self.lanes = run, shape, lanes
-
-    def close(self) -> TokenPass:
-        """End the step: from now on o and d hold what has been evaluated."""
-        self.lanes = 0
-        return self.run
-
-    def _lanes(self, name: str) -> Tensor:
-        if self.lanes:
-            self.run.advance(self.lanes, keep=True)
-        x = getattr(self.run, name)
-        return x.view(-1, self.shape.HV, self.shape.V, x.shape[-1])
-
-    @property
-    def o(self) -> Tensor:
-        return self._lanes("o")
-
-    @property
-    def d(self) -> Tensor:
-        return self._lanes("d")
-
-
-class EmulatedState(State):
-    """The shared state, and what is derived from its checkpoint until that changes."""
-
-    operand: Operand | None = None  # the checkpoint as products read it
-    drafts: Lazy | None = None  # the token pass in progress, between verify and commit
-    folded: tuple[int, tuple[int, ...], Tensor] | None = None  # (version, slots, result) of the last fold
-    first_head: int = 0
-
-    @cached_property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The records as numpy sees them, the same memory."""
-        return {name: rows.numpy() for name, rows in self.records.items()}
-
-    def clone(self) -> EmulatedState:
-        """An independent copy between steps."""
-        new = EmulatedState(self.shape, self.spec, 0, (), self.device)
-        new.__dict__.update(self.__dict__)
-        new.__dict__.pop("arrays", None)
-        new.checkpoint = self.checkpoint.clone()
-        new.records = {name: rows.clone() for name, rows in self.records.items()}
-        new.cursors = copy.deepcopy(self.cursors)
-        new.tokens, new.seed = list(self.tokens), list(self.seed)
-        new.operand = new.folded = None
-        return new
 
 
 class Emulated:
