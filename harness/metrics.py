@@ -23,10 +23,10 @@ def norms(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_errors(x_hat: Tensor, x: Tensor) -> np.ndarray:
-    """||x_hat - x|| / ||x|| of every token, [HV, T], from [HV, V, T]; absolute where x is 0."""
-    scale = torch.linalg.vector_norm(x, dim=-2)
-    error = torch.linalg.vector_norm(x_hat - x, dim=-2) / torch.where(scale == 0, 1.0, scale)
-    return error.cpu().numpy()
+    """||x_hat - x|| / ||x|| of every token, [HV, T], from [T, HV, V]; absolute where x is 0."""
+    scale = torch.linalg.vector_norm(x, dim=-1)
+    error = torch.linalg.vector_norm(x_hat - x, dim=-1) / torch.where(scale == 0, 1.0, scale)
+    return error.cpu().numpy().T
 
 
 def per_interval(errors: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:

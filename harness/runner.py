@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from harness.arithmetic import Conventions
@@ -22,7 +23,7 @@ from harness.designs import designs
 from harness.metrics import SinceLast, per_interval, state_errors, token_errors
 from harness.reference.emulated import Emulated
 from harness.reference.oracle import Oracle
-from harness.reference.state import EmulatedState
+from harness.reference.state import EmulatedState, Lazy
 from harness.ring import RingSpec
 from harness.schedule import Block, Schedule
 from harness.tokens import Shape
@@ -42,7 +43,7 @@ class Arm:
     design: Emulated
     reference: Conventions  # of the oracle it is read against
     state: EmulatedState
-    tokens: dict[str, list[Tensor | None]]  # per slot [HV, V, T] of o and d
+    tokens: dict[str, list[Tensor | None]]  # per slot [T, HV, V] of o and d
     since: SinceLast
     stages: dict[tuple[int, int], str] = field(default_factory=dict)  # (slot, head) -> first non-finite site
 
@@ -225,24 +226,15 @@ class Runner:
 
     def _token_rows(self, block: Block, arm: Arm, name: str, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
         """Median and maximum per interval of the errors of o or d, in row order; frees the tokens it has used."""
-        B = len(arm.tokens[name])
-        truth: list[list[Tensor]] = [[] for _ in range(B)]
-        ends: list[list[int]] = [[] for _ in range(B)]
-        for event, pair in zip(block.events, seen.truth[arm.reference], strict=True):
-            exact = pair[0 if name == "o" else 1]
-            for i, (s, b, e) in enumerate(zip(event.slots, event.begin, event.tokens, strict=True)):
-                truth[s].append(exact[i, ..., : e - b])
-                ends[s].append((ends[s][-1] if ends[s] else 0) + e - b)
-        middle: list[np.ndarray] = [np.empty(0)] * B
-        worst: list[np.ndarray] = [np.empty(0)] * B
-        for s in range(B):
-            if ends[s]:
+        exact, ends = seen.tokens(arm.reference, name, block)
+        middle: list[np.ndarray] = [np.empty(0)] * len(exact)
+        worst: list[np.ndarray] = [np.empty(0)] * len(exact)
+        for s, x in enumerate(exact):
+            if x is not None:
                 mine = arm.tokens[name][s]
                 assert mine is not None
-                used = ends[s][-1]
-                errors = token_errors(mine[..., :used], torch.cat(truth[s], -1))
-                middle[s], worst[s] = per_interval(errors, ends[s])
-                arm.tokens[name][s] = mine[..., used:]
+                middle[s], worst[s] = per_interval(token_errors(mine[: len(x)], x), ends[s])
+                arm.tokens[name][s] = mine[len(x) :]
         return self._ordered(block, middle), self._ordered(block, worst)
 
     def _stages(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
@@ -265,20 +257,41 @@ class Seen:
     errors: dict[str, list[Any]]
     truth: dict[Conventions, list[tuple[Tensor, Tensor]]]
     zero: list[Any] = field(default_factory=list)
+    _tokens: dict[Any, Any] = field(default_factory=dict)
+
+    def tokens(self, reference: Conventions, name: str, block: Block) -> tuple[list[Tensor | None], list[list[int]]]:
+        """The exact o or d of each slot's finished intervals, [T, HV, V], and where in T each interval ends."""
+        if (reference, name) not in self._tokens:
+            B = block.t.shape[1]
+            found: list[list[Tensor]] = [[] for _ in range(B)]
+            ends: list[list[int]] = [[] for _ in range(B)]
+            for event, pair in zip(block.events, self.truth[reference], strict=True):
+                exact = pair[0 if name == "o" else 1]
+                for i, (s, b, e) in enumerate(zip(event.slots, event.begin, event.tokens, strict=True)):
+                    found[s].append(exact[i, ..., : e - b].permute(2, 0, 1))
+                    ends[s].append((ends[s][-1] if ends[s] else 0) + e - b)
+            self._tokens[reference, name] = [torch.cat(x) if x else None for x in found], ends
+        return self._tokens[reference, name]
 
 
 def keep_tokens(arm: Arm, outputs: list[Any], block: Block) -> None:
-    """Append the committed lanes of a block's outputs and writes to the arm's tokens."""
+    """Append the committed lanes of a block's outputs and writes to the arm's tokens, [T, HV, V] each."""
+    steps, slots, lanes = (torch.from_numpy(x) for x in np.nonzero(_committed(block)))
     for name in ("o", "d"):
-        parts = [getattr(r, name) for r in outputs]  # [B, HV, V, lanes evaluated]
-        lanes = torch.cat(parts, -1)
-        begin = np.cumsum([0] + [x.shape[-1] for x in parts[:-1]])
-        for b, counts in enumerate(block.accepted.T):
-            # lane j of step i, for the first counts[i] lanes of every step
-            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            at = torch.from_numpy(np.repeat(begin, counts) + within).to(lanes.device)
-            new, old = lanes[b].index_select(-1, at), arm.tokens[name][b]
-            arm.tokens[name][b] = new if old is None or not old.shape[-1] else torch.cat((old, new), -1)
+        parts = [r.padded(name) if isinstance(r, Lazy) else getattr(r, name) for r in outputs]  # [B, HV, V, lanes]
+        widest = max(x.shape[-1] for x in parts)
+        # a token pass stops at the last accepted lane
+        parts = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in parts]
+        at = (x.to(parts[0].device) for x in (steps, slots, lanes))
+        new = torch.stack(parts).permute(0, 1, 4, 2, 3)[tuple(at)]
+        for b, old in enumerate(arm.tokens[name]):
+            mine = new if len(arm.tokens[name]) == 1 else new[slots == b]
+            arm.tokens[name][b] = mine if old is None or not len(old) else torch.cat((old, mine))
+
+
+def _committed(block: Block) -> np.ndarray:
+    """[W, B, lanes] whether a lane was committed."""
+    return np.arange(block.accepted.max()) < block.accepted[..., None]
 
 
 def block_steps(config: Config, heads: int) -> int:

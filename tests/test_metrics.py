@@ -35,14 +35,14 @@ def test_a_zero_state_is_measured_absolutely() -> None:
     S_hat = S.clone()
     S_hat[1, 2, 3] = -0.25
     assert state_errors(S_hat[None], S[None]).tolist() == [[[0, 0], [0.25, 0.25]]]
-    assert token_errors(S_hat, S).tolist() == [[0, 0, 0, 0], [0, 0, 0, 0.25]]
+    assert token_errors(S_hat.permute(2, 0, 1), S.permute(2, 0, 1)).tolist() == [[0, 0, 0, 0], [0, 0, 0, 0.25]]
 
 
 def test_token_errors_are_the_formula() -> None:
     """Fault: tokens and value rows exchanged."""
     x, x_hat = random(2, 5, 7), random(2, 5, 7, seed=1)
     expected = np.linalg.norm((x_hat - x).numpy(), axis=1) / np.linalg.norm(x.numpy(), axis=1)
-    np.testing.assert_allclose(token_errors(x_hat, x), expected, rtol=1e-14)
+    np.testing.assert_allclose(token_errors(x_hat.permute(2, 0, 1), x.permute(2, 0, 1)), expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
@@ -53,7 +53,7 @@ def test_a_state_that_is_not_finite_has_no_small_error(bad: float) -> None:
         wrong = S.clone()
         wrong[0, 1, row, column] = bad
         assert torch.isfinite(state_errors(wrong, S)).tolist() == [[[True, True], [False, False]]]
-        assert np.isfinite(token_errors(wrong[0], S[0])).sum() == 7
+        assert np.isfinite(token_errors(wrong[0].permute(2, 0, 1), S[0].permute(2, 0, 1))).sum() == 7
 
 
 def test_intervals_are_numpys_median_and_maximum() -> None:

@@ -86,12 +86,12 @@ class Pass:
         self.design, self.S, self.rows = design, S, rows
         n, HV, V, _ = S.shape
         self.lanes = 0
-        self._o, self._d = empty(n, HV, V, rows.k.shape[2]), empty(n, HV, V, rows.k.shape[2])
+        self.whole = {name: empty(n, HV, V, rows.k.shape[2]) for name in ("o", "d")}
 
     def run(self, lengths: Sequence[int]) -> Tensor:
         """The states after lengths[s] tokens of every slot, [n, HV, V, K]."""
         out = empty(*self.S.shape)
-        self.design.pass_tokens(self.S, self.rows, np.array(lengths), out, self._o, self._d)
+        self.design.pass_tokens(self.S, self.rows, np.array(lengths), out, *self.whole.values())
         self.lanes = max(self.lanes, *lengths)
         return out
 
@@ -106,11 +106,11 @@ class Pass:
 
     @property
     def o(self) -> Tensor:
-        return self._o[..., : self.lanes]
+        return self.whole["o"][..., : self.lanes]
 
     @property
     def d(self) -> Tensor:
-        return self._d[..., : self.lanes]
+        return self.whole["d"][..., : self.lanes]
 
 
 class Compiled(Emulated):
