@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.errors import ConfigError, InputError
-from harness.precision import mix
+from harness.precision import mix, unit
 
 Ints = NDArray[np.int64]
 
@@ -26,11 +26,6 @@ def counter_hash(purpose: int, *parts: Tensor | Ints | int) -> Tensor:
     for part in parts:
         z = mix(z + (part if isinstance(part, Tensor) else torch.from_numpy(np.array(part, np.int64, order="C"))))
     return z
-
-
-def unit(bits: Tensor) -> Tensor:
-    """The top 53 bits as fp64 in [0, 1)."""
-    return ((bits >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
 
 
 def accepted(

@@ -137,8 +137,12 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+def unit(bits: Tensor) -> Tensor:
+    """The top 53 of 64 mixed bits as fp64 in [0, 1)."""
+    return ((bits >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64).mul_(2.0**-53)
+
+
 def uniform(key: Tensor, count: int) -> Tensor:
     """[B, count] fp64 draws in [0, 1), a function of (key, position) alone on every device. key [B] int64."""
     position = torch.arange(1, count + 1, device=key.device) * -0x61C8864680B583EB
-    bits = mix(mix(key)[:, None] + position)
-    return ((bits >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64).mul_(2.0**-53)
+    return unit(mix(mix(key)[:, None] + position))

@@ -216,10 +216,8 @@ class Runner:
             rows[f"{name}_med"], rows[f"{name}_max"] = middle, worst
         if inner is not None:
             columns = self._ordered(block, inner)
-            for i, name in zip(
-                range(columns.shape[1]), ("inverse_residual", "operator_norm", "operator_radius"), strict=False
-            ):
-                rows[name] = columns[:, i]
+            # a design without an operator of its own has the residual alone
+            rows |= dict(zip(INNER, columns.T, strict=False))
         rows["zero_state"] = np.concatenate([z.reshape(-1) for z in seen.zero])
         rows["nonfinite_stage"] = self._stages(block, windows, arm, before, rows)
         return arm.name, rows

@@ -106,3 +106,22 @@ def test_the_citation_and_the_licence_are_those_of_the_package():
     assert (citation["version"], citation["license"]) == (harness.__version__, PROJECT["license"])
     licence = (ROOT / "LICENSE").read_text()
     assert "Apache License" in licence and "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_compiled_code_is_kept_by_everything_it_was_made_from(tmp_path):
+    """Fault: a constant changed in one file of harness.compiled, and the kernels of another loaded as they were."""
+    code = "import harness.compiled, numba; print(numba.config.CACHE_DIR)"
+
+    def folder() -> str:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    package = tmp_path / "harness" / "compiled"
+    package.mkdir(parents=True)
+    (tmp_path / "harness" / "__init__.py").write_text("")
+    for path in (ROOT / "harness" / "compiled").glob("*.py"):
+        (package / path.name).write_bytes(path.read_bytes())
+    before = folder()
+    assert folder() == before and before.strip()
+    (package / "common.py").write_text((package / "common.py").read_text() + "# changed\n")
+    assert folder() != before

@@ -65,7 +65,6 @@ def codes(a: Arithmetic) -> np.ndarray:
         "output_acc": code(d.output.accumulate),
         "output": code(s.output),
         "store_d": code(s.store_d if s.store_d.parts == 1 else s.store_d.high, s.d if s.store_d.parts == 1 else None),
-        "store_g": code(s.store_g),
         "fold_d": code(s.fold_d),
         "fold_left": code(d.fold.left, s.fold_d),
         "fold_k": code(s.fold_k, high),
@@ -172,15 +171,12 @@ class Compiled(Emulated):
         state.drafts = Lazy(run, state.shape, max(step.lengths))
         return state.drafts
 
-    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: Any) -> None:
+    def _accepted(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: Any) -> Tensor:
         lengths = [0] * state.slots
         for slot, n in zip(slots, accepted, strict=True):
             lengths[slot] = n
-        value, sites = run.run(lengths), self.arithmetic.sites
-        for site, of in ((sites.snapshot, sites.step), (sites.checkpoint, sites.snapshot)):
-            if not site.keeps(of):
-                value = site(value)
-        self._set(state, slots, value if everyone(slots, state.slots) else value[list(slots)])
+        value: Tensor = run.run(lengths)
+        return value if everyone(slots, state.slots) else value[list(slots)]
 
     def _write(self, state: EmulatedState, step: Step, history: Sequence[int], result: Verified | Lazy) -> None:
         if self.spec.verify == "tokens" or self.cumulative:

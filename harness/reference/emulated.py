@@ -263,16 +263,19 @@ class Emulated:
         end = [state.tokens[slot] + 1 for slot in flush]
         self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
 
-    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: TokenPass) -> None:
-        shape, sites = state.checkpoint.shape, self.arithmetic.sites
-        counts = sorted(set(accepted))
+    def _accepted(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: TokenPass) -> Tensor:
+        """The states of `slots` after their accepted tokens, [n, HV, V, K]."""
+        shape, counts = state.checkpoint.shape, sorted(set(accepted))
         if everyone(slots, state.slots) and len(counts) == 1:
-            value = run.advance(counts[0]).view(shape)
-        else:
-            value = torch.empty((len(slots), *shape[1:]), dtype=state.checkpoint.dtype, device=state.device)
-            for n in counts:
-                of_n = [i for i, count in enumerate(accepted) if count == n]
-                value[of_n] = run.advance(n).view(shape)[[slots[i] for i in of_n]]
+            return run.advance(counts[0]).view(shape)
+        value = torch.empty((len(slots), *shape[1:]), dtype=state.checkpoint.dtype, device=state.device)
+        for n in counts:
+            of_n = [i for i, count in enumerate(accepted) if count == n]
+            value[of_n] = run.advance(n).view(shape)[[slots[i] for i in of_n]]
+        return value
+
+    def _take(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int], run: TokenPass) -> None:
+        value, sites = self._accepted(state, slots, accepted, run), self.arithmetic.sites
         key = self._key(state, slots, [state.tokens[slot] for slot in slots], 1)
         of = sites.step
         for site in (sites.snapshot, sites.checkpoint):
