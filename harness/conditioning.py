@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import Arithmetic
+from harness.arithmetic import Arithmetic, Dot
 from harness.reference.inverse import INVERSES
 from harness.window import Windows
 
@@ -49,10 +49,10 @@ def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
 
 def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tensor, Tensor]:
     """Norm and spectral radius of the window operator, [W, B, HV] each. NaN where T is not finite."""
-    k, beta = windows.keys(a)[0], windows.gates(a)[1]
+    beta = windows.gates(a)[1]
     T, (eG, E) = windows.formed(a, inverse), windows.decays(a)
     group, m = windows.shape.group, windows.m
-    P = windows.memo(("gram", a.sites.key, a.conventions), lambda: k @ k.transpose(-1, -2))
+    P = windows.products(a, Dot())[..., : windows.m, :]
     P = P.repeat_interleave(group, 2) if group > 1 else P
     X = (beta * windows.before(a)[0])[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
     last = eG[..., -1]
@@ -60,8 +60,9 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
     finite = torch.isfinite(X).all(-1).all(-1)
     if m > windows.shape.K:
         # fewer dimensions than keys: the span is everything, and M itself is the smaller matrix
+        k = windows.keys(a)[0]
         keys = k.repeat_interleave(group, 2) if group > 1 else k
-        M = eG[..., -1, None, None] * torch.eye(windows.shape.K, dtype=k.dtype, device=k.device)
+        M = eG[..., -1, None, None] * torch.eye(windows.shape.K, dtype=P.dtype, device=P.device)
         M = torch.where(finite[..., None, None], M - keys.mT @ X @ keys, 0.0)
         found = torch.linalg.matrix_norm(M, 2), torch.linalg.eigvals(M).abs().amax(-1)
         return found[0].masked_fill(~finite, torch.nan), found[1].masked_fill(~finite, torch.nan)

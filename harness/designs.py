@@ -37,3 +37,12 @@ def why_not(spec: VariantSpec, arithmetic: Arithmetic, device: str) -> str | Non
     from harness.compiled.design import unsupported
 
     return unsupported(spec, arithmetic)
+
+
+def oracle_engine(config: Config, device: str) -> type[Emulated]:
+    """What the oracle runs on: compiled like the designs, unless engine=torch or a GPU asks for tensors."""
+    if config.engine == "torch" or device != "cpu":
+        return Emulated
+    from harness.compiled.design import Compiled
+
+    return Compiled

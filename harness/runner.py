@@ -6,26 +6,26 @@ Memory does not grow with the decode: a block of steps is generated, decoded, me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from harness.arithmetic import Conventions
 from harness.conditioning import conditioning, has_operator, residual, window_operator
 from harness.config import Config
 from harness.decode import Stream
-from harness.designs import designs
+from harness.designs import designs, oracle_engine
 from harness.metrics import SinceLast, per_interval, state_errors, token_errors
+from harness.reference.calls import Seen, Truth, by_calls
 from harness.reference.emulated import Emulated
 from harness.reference.oracle import Oracle
-from harness.reference.state import EmulatedState, Lazy
+from harness.reference.state import EmulatedState
 from harness.ring import RingSpec
-from harness.schedule import Block, Schedule
+from harness.schedule import Block, Pieces, Schedule
 from harness.tokens import Shape
 from harness.watch import first_nonfinite
 from harness.window import Step, Windows
@@ -43,13 +43,33 @@ class Arm:
     design: Emulated
     reference: Conventions  # of the oracle it is read against
     state: EmulatedState
-    tokens: dict[str, list[Tensor | None]]  # per slot [T, HV, V] of o and d
     since: SinceLast
+    tokens: dict[str, list[Tensor]] = field(default_factory=dict)  # o and d per slot, [T, HV, V]
     stages: dict[tuple[int, int], str] = field(default_factory=dict)  # (slot, head) -> first non-finite site
 
     @property
     def name(self) -> str:
         return self.design.spec.name
+
+    def keep(self, seen: Seen, counts: np.ndarray) -> None:
+        """Append counts[b] committed tokens of every slot."""
+        for name in ("o", "d"):
+            new = [x[:n] for x, n in zip(getattr(seen, name), counts.tolist(), strict=True)]
+            old = self.tokens.get(name)
+            self.tokens[name] = new if old is None else [torch.cat(pair) for pair in zip(old, new, strict=True)]
+
+    def token_errors(self, name: str, exact: Tensor, spans: list[list[tuple[int, int]]]) -> list[Any]:
+        """Median and maximum of each of a slot's intervals, [intervals, HV] each; lets go of the tokens in them."""
+        found: list[Any] = []
+        for b, intervals in enumerate(spans):
+            if not intervals:
+                found.append((np.empty(0), np.empty(0)))
+                continue
+            end = intervals[-1][1]
+            errors = token_errors(self.tokens[name][b][:end], exact[b, :end])
+            found.append(per_interval(errors, [e for _, e in intervals]))
+            self.tokens[name][b] = self.tokens[name][b][end:]
+        return found
 
 
 class Runner:
@@ -68,6 +88,7 @@ class Runner:
         self.initial = self.stream.initial_state()
         self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}
+        self.oracle_engine = oracle_engine(config, device)
         self.block_steps = steps or block_steps(config, count)
 
     def _reference(self, design: Emulated) -> Conventions:
@@ -82,10 +103,11 @@ class Runner:
         for block in schedule.blocks(self.block_steps):
             windows = block.windows(self.stream, self.shape)
             pieces = block.pieces(self.stream, self.shape)
-            before = {arm.name: arm.state.clone() for arm in arms}
-            seen = self._decode(block, windows, pieces, arms, oracles)
-            rows = [self._oracle_rows(block, windows, pieces, oracle_since, seen.zero)]
-            rows += [self._arm_rows(block, windows, arm, before[arm.name], seen) for arm in arms]
+            truth = {c: self._truth(oracle, pieces) for c, oracle in oracles.items()}
+            zero = self._zero(block, next(iter(truth.values())))
+            # first of all, as it leaves products behind that others share
+            rows = [self._arm_rows(block, windows, arm, truth[arm.reference], pieces, zero) for arm in arms]
+            rows.insert(0, self._oracle_rows(block, windows, pieces, oracle_since, zero))
             progress(int(block.accepted.sum()))
             yield [r for r in rows if r]
 
@@ -93,7 +115,7 @@ class Runner:
 
     def _start(self, progress: Callable[[int], None]) -> tuple[list[Arm], dict[Conventions, Oracle]]:
         decode, B = self.config.decode, self.config.decode.slots
-        oracles = {c: Oracle(self.shape, self.initial, c) for c in set(self.references.values())}
+        oracles = {c: Oracle(self.shape, self.initial, c, self.oracle_engine) for c in set(self.references.values())}
         states = {}
         for design in self.designs:
             ring = PREFILL if decode.prefill else design.ring
@@ -103,7 +125,7 @@ class Runner:
             tokens = self.stream.tokens(torch.full((B,), t), size).map(lambda x: x[None])
             windows = Windows(tokens, np.full((1, B), size), self.shape)
             for oracle in oracles.values():
-                oracle.advance(windows, 0, 1, list(range(B)))
+                oracle.advance(windows)
             for design in self.designs:
                 step = Step(windows, 0)
                 filler = type(design)(design.spec, PREFILL, design.arithmetic)
@@ -117,8 +139,7 @@ class Runner:
                 # the checkpoint is handed over as it is; records start anew
                 filled, state = state, self._create(design, design.ring, state.checkpoint)
                 state.checkpoint, state.tokens = filled.checkpoint, list(filled.tokens)
-            logs: dict[str, list[Tensor | None]] = {"o": [None] * B, "d": [None] * B}
-            arms.append(Arm(design, self.references[design.spec.name], state, logs, SinceLast(B)))
+            arms.append(Arm(design, self.references[design.spec.name], state, SinceLast(B)))
         return arms, oracles
 
     def _create(self, design: Emulated, ring: RingSpec, initial: Tensor) -> EmulatedState:
@@ -127,39 +148,11 @@ class Runner:
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
-    def _decode(self, block: Block, windows: Windows, pieces: Any, arms: list[Arm], oracles: Any) -> Seen:
-        events = {event.step: i for i, event in enumerate(block.events)}
-        seen = Seen({arm.name: [] for arm in arms}, {c: [] for c in oracles})
-        outputs: dict[str, list[Any]] = {arm.name: [] for arm in arms}
-        accepted = [row[row > 0].tolist() for row in block.accepted]
-        for i in range(len(block.t)):
-            step = Step(windows, i)
-            for arm in arms:
-                result = arm.design.verify(arm.state, step)
-                outputs[arm.name].append(result)
-                arm.design.commit(arm.state, step.slots, accepted[i])
-            if i in events:
-                event, (first, count) = block.events[events[i]], pieces[1][events[i]]
-                truth = {}
-                for conventions, oracle in oracles.items():
-                    S, o, d = oracle.advance(pieces[0], first, count, event.slots)
-                    seen.truth[conventions].append((o, d))
-                    truth[conventions] = S
-                seen.zero.append(~truth[next(iter(truth))].flatten(2).any(-1).cpu().numpy())
-                for arm in arms:
-                    self._read(arm, event.slots, truth[arm.reference], seen.errors[arm.name])
-        for arm in arms:
-            keep_tokens(arm, outputs[arm.name], block)
-        return seen
-
-    def _read(self, arm: Arm, slots: list[int], S: Tensor, into: list[Any]) -> None:
-        cursors = arm.state.cursors
-        own = [(cursors.write_pos[s], cursors.is_flush[s] or cursors.write_pos[s] == 0) for s in slots]
-        served = arm.design.read(arm.state, "served", slots)
-        first = state_errors(served, S)
-        kept = arm.design.read(arm.state, "kept", slots)
-        second = first if kept is served else state_errors(kept, S)
-        into.append((own, torch.cat((first, second), -1).cpu().numpy()))
+    def _truth(self, oracle: Oracle, pieces: Pieces | None) -> Truth:
+        if pieces is None:
+            nothing = oracle.S[:, :0, :, 0]
+            return Truth(oracle.S[None][:0], nothing, nothing)
+        return oracle.advance(pieces.windows, pieces.points)
 
     # --- rows -------------------------------------------------------------------------------------------------
 
@@ -170,70 +163,71 @@ class Runner:
         slot, flush, tokens = (np.repeat(x, len(heads)) for x in zip(*points, strict=True))
         return {"slot": slot, "head": np.tile(heads, len(points)), "flush": flush, "tokens": tokens}
 
-    def _ordered(self, block: Block, per_slot: list[np.ndarray]) -> np.ndarray:
+    def _ordered(self, block: Block, per_slot: Iterable[np.ndarray]) -> np.ndarray:
         """per slot [points, HV, ...] -> the row order of _keys, [rows, ...]."""
         taken = [iter(x) for x in per_slot]
         rows = np.stack([next(taken[s]) for e in block.events for s in e.slots])
         return rows.reshape(-1, *rows.shape[2:])
 
+    def _zero(self, block: Block, truth: Truth) -> np.ndarray | None:
+        """Whether the exact state of a row is zero, in row order."""
+        if not block.events:
+            return None
+        return self._ordered(block, ~truth.S.flatten(-2).any(-1).cpu().numpy().swapaxes(0, 1))
+
     def _oracle_rows(
-        self, block: Block, windows: Windows, pieces: Any, since: SinceLast, zero: list[Any]
+        self, block: Block, windows: Windows, pieces: Pieces | None, since: SinceLast, zero: np.ndarray | None
     ) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
-        seen = since.add(conditioning(windows), block.lengths > 0, _ends(block))
+        seen = since.add(conditioning(windows), block.lengths > 0, block.ends)
         if pieces is None:
             return None
         rows: dict[str, Any] = dict(self._keys(block))
         worst = self._ordered(block, seen)
         rows |= {name: worst[:, i] for i, name in enumerate(names)}
         # an interval longer than one piece has no matrix of its own here: recorded as not computed
-        inside = conditioning(pieces[0])[0] if all(count == 1 for _, count in pieces[1]) else None
+        whole = ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
+        inside = self._ordered(block, conditioning(pieces.windows).swapaxes(0, 1)) if whole else None
         for i, name in enumerate(names):
-            column = np.ma.masked_all(len(worst)) if inside is None else inside[..., i].reshape(-1)
-            rows[f"interval_{name}"] = column
-        rows["zero_state"] = np.concatenate([z.reshape(-1) for z in zero])
+            rows[f"interval_{name}"] = np.ma.masked_all(len(worst)) if inside is None else inside[:, i]
+        rows["zero_state"] = zero
         return "oracle", rows
 
-    def _arm_rows(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, seen: Seen) -> Rows | None:
-        spec, a = arm.design.spec, arm.design.arithmetic
-        inner = None
-        if spec.verify == "window":
-            parts = [residual(windows, a, spec.inverse)] if has_operator(spec.verify, "product", spec.inverse) else []
-            if has_operator(spec.verify, spec.fold, spec.inverse):
-                parts += window_operator(windows, a, spec.inverse)
-            if parts:
-                values = torch.stack(parts, -1).cpu().numpy()
-                inner = arm.since.add(values, block.lengths > 0, _ends(block))
-        if not block.events:
+    def _arm_rows(
+        self, block: Block, windows: Windows, arm: Arm, truth: Truth, pieces: Pieces | None, zero: np.ndarray | None
+    ) -> Rows | None:
+        before = arm.state.clone()
+        seen = decode_block(arm.design, arm.state, windows, block, truth.S)
+        arm.keep(seen, block.committed[0])
+        inner = self._inner(block, windows, arm)
+        if pieces is None:
             return None
         rows: dict[str, Any] = dict(self._keys(block))
-        own = [x for o, _ in seen.errors[arm.name] for x in o]
-        rows["history"], rows["folded"] = (np.repeat(x, self.shape.HV) for x in zip(*own, strict=True))
-        errors = np.concatenate([e.reshape(-1, 4) for _, e in seen.errors[arm.name]])
+        HV = self.shape.HV
+        rows["history"], rows["folded"] = (
+            self._ordered(block, np.repeat(x[..., None], HV, -1)) for x in (seen.history, seen.folded)
+        )
+        errors = self._ordered(block, seen.errors)
         rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), errors.T, strict=True))
         for name in ("d", "o"):
-            middle, worst = self._token_rows(block, arm, name, seen)
-            rows[f"{name}_med"], rows[f"{name}_max"] = middle, worst
+            found = arm.token_errors(name, getattr(truth, name), pieces.spans)
+            rows[f"{name}_med"], rows[f"{name}_max"] = (self._ordered(block, x) for x in zip(*found, strict=True))
         if inner is not None:
-            columns = self._ordered(block, inner)
             # a design without an operator of its own has the residual alone
-            rows |= dict(zip(INNER, columns.T, strict=False))
-        rows["zero_state"] = np.concatenate([z.reshape(-1) for z in seen.zero])
+            rows |= dict(zip(INNER, self._ordered(block, inner).T, strict=False))
+        rows["zero_state"] = zero
         rows["nonfinite_stage"] = self._stages(block, windows, arm, before, rows)
         return arm.name, rows
 
-    def _token_rows(self, block: Block, arm: Arm, name: str, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-        """Median and maximum per interval of the errors of o or d, in row order; frees the tokens it has used."""
-        exact, ends = seen.tokens(arm.reference, name, block)
-        middle: list[np.ndarray] = [np.empty(0)] * len(exact)
-        worst: list[np.ndarray] = [np.empty(0)] * len(exact)
-        for s, x in enumerate(exact):
-            if x is not None:
-                mine = arm.tokens[name][s]
-                assert mine is not None
-                middle[s], worst[s] = per_interval(token_errors(mine[: len(x)], x), ends[s])
-                arm.tokens[name][s] = mine[len(x) :]
-        return self._ordered(block, middle), self._ordered(block, worst)
+    def _inner(self, block: Block, windows: Windows, arm: Arm) -> list[np.ndarray] | None:
+        """Worst of INNER since the last grid point, as far as the design has an inverse to look at."""
+        spec, a = arm.design.spec, arm.design.arithmetic
+        if not has_operator(spec.verify, "product", spec.inverse):
+            return None
+        parts = [residual(windows, a, spec.inverse)]
+        if has_operator(spec.verify, spec.fold, spec.inverse):
+            parts += window_operator(windows, a, spec.inverse)
+        return arm.since.add(torch.stack(parts, -1).cpu().numpy(), block.lengths > 0, block.ends)
 
     def _stages(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
         """First non-finite site of every row, None where all is finite; found by running the block again."""
@@ -248,60 +242,34 @@ class Runner:
         return np.array([stage if b else None for stage, b in zip(stages, bad, strict=True)], dtype=object)
 
 
-@dataclass
-class Seen:
-    """What one block showed: state errors per arm, exact tokens per oracle, whether a state was zero."""
-
-    errors: dict[str, list[Any]]
-    truth: dict[Conventions, list[tuple[Tensor, Tensor]]]
-    zero: list[Any] = field(default_factory=list)
-    _tokens: dict[Any, Any] = field(default_factory=dict)
-
-    def tokens(self, reference: Conventions, name: str, block: Block) -> tuple[list[Tensor | None], list[list[int]]]:
-        """The exact o or d of each slot's finished intervals, [T, HV, V], and where in T each interval ends."""
-        if (reference, name) not in self._tokens:
-            B = block.t.shape[1]
-            found: list[list[Tensor]] = [[] for _ in range(B)]
-            ends: list[list[int]] = [[] for _ in range(B)]
-            for event, pair in zip(block.events, self.truth[reference], strict=True):
-                exact = pair[0 if name == "o" else 1]
-                for i, (s, b, e) in enumerate(zip(event.slots, event.begin, event.tokens, strict=True)):
-                    found[s].append(exact[i, ..., : e - b].permute(2, 0, 1))
-                    ends[s].append((ends[s][-1] if ends[s] else 0) + e - b)
-            self._tokens[reference, name] = [torch.cat(x) if x else None for x in found], ends
-        return self._tokens[reference, name]
-
-
-def keep_tokens(arm: Arm, outputs: list[Any], block: Block) -> None:
-    """Append the committed lanes of a block's outputs and writes to the arm's tokens, [T, HV, V] each."""
-    steps, slots, lanes = (torch.from_numpy(x) for x in np.nonzero(_committed(block)))
-    for name in ("o", "d"):
-        parts = [r.padded(name) if isinstance(r, Lazy) else getattr(r, name) for r in outputs]  # [B, HV, V, lanes]
-        widest = max(x.shape[-1] for x in parts)
-        # a token pass stops at the last accepted lane
-        parts = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in parts]
-        at = (x.to(parts[0].device) for x in (steps, slots, lanes))
-        new = torch.stack(parts).permute(0, 1, 4, 2, 3)[tuple(at)]
-        for b, old in enumerate(arm.tokens[name]):
-            mine = new if len(arm.tokens[name]) == 1 else new[slots == b]
-            arm.tokens[name][b] = mine if old is None or not len(old) else torch.cat((old, mine))
-
-
-def _committed(block: Block) -> np.ndarray:
-    """[W, B, lanes] whether a lane was committed."""
-    return np.arange(block.accepted.max()) < block.accepted[..., None]
-
-
 def block_steps(config: Config, heads: int) -> int:
     """Steps decoded between two rounds of bookkeeping, for a share of so many key heads."""
     step = config.decode.slots * config.decode.window * heads * config.model.key_dim * 16
     return int(np.clip(BLOCK_BYTES // step, 1, 256))
 
 
-def _ends(block: Block) -> list[list[int]]:
-    """Per slot, the steps after which it has a grid point."""
-    ends: list[list[int]] = [[] for _ in range(block.t.shape[1])]
-    for event in block.events:
-        for slot in event.slots:
-            ends[slot].append(event.step)
-    return ends
+def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block: Block, S: Tensor) -> Seen:
+    """One block of a design, read against the exact states S [P, B, HV, V, K]: at once where its engine can."""
+    if design.fused:
+        found: Seen = design.fused(state, windows, block, S)
+        return found
+    B = state.slots
+    errors = np.empty((B, block.most, state.shape.HV, 4))
+    history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
+
+    def look(i: int) -> None:
+        slots = np.flatnonzero(block.points[i] >= 0).tolist()
+        if not slots:
+            return
+        points, cursors = block.points[i, slots], state.cursors
+        exact = S[torch.from_numpy(points), torch.tensor(slots)]
+        served = design.read(state, "served", slots)
+        first = state_errors(served, exact)
+        kept = design.read(state, "kept", slots)
+        second = first if kept is served else state_errors(kept, exact)
+        errors[slots, points] = torch.cat((first, second), -1).cpu().numpy()
+        history[slots, points] = [cursors.write_pos[s] for s in slots]
+        folded[slots, points] = [cursors.is_flush[s] or cursors.write_pos[s] == 0 for s in slots]
+
+    o, d = by_calls(design, state, windows, block, look)
+    return Seen(o, d, errors, history, folded)

@@ -7,7 +7,9 @@ length and max_window folds under that slot's accepts. Every design is read ther
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ import torch
 from harness.acceptance import accepted, lengths
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
+from harness.reference.calls import committed_lanes
 from harness.reference.oracle import PIECE
 from harness.ring import RingSpec
 from harness.tokens import Shape
@@ -33,6 +36,15 @@ class Event:
 
 
 @dataclass
+class Pieces:
+    """The committed tokens between a block's grid points, slot by slot, for the oracle."""
+
+    windows: Windows  # [P, B]: the p-th piece of every slot, of at most PIECE tokens; none is left out between two
+    points: np.ndarray  # [P, B] the slot's grid point that the piece ends at, or -1
+    spans: list[list[tuple[int, int]]]  # per slot, where each of its intervals lies in the pieces' tokens
+
+
+@dataclass
 class Block:
     """W steps: t, lengths and accepted [W, B]; idle slots have length 0. Token counts include the prefill."""
 
@@ -40,6 +52,34 @@ class Block:
     lengths: np.ndarray
     accepted: np.ndarray
     events: list[Event]
+    memo: dict[Any, Any] = field(default_factory=dict)  # what designs on equal rings share
+
+    @cached_property
+    def ends(self) -> list[list[int]]:
+        """Per slot, the steps after which it has a grid point."""
+        ends: list[list[int]] = [[] for _ in range(self.t.shape[1])]
+        for event in self.events:
+            for slot in event.slots:
+                ends[slot].append(event.step)
+        return ends
+
+    @cached_property
+    def points(self) -> np.ndarray:
+        """[W, B] which of its slot's grid points in this block a step ends at, or -1."""
+        points = np.full(self.t.shape, -1)
+        for b, steps in enumerate(self.ends):
+            points[steps, b] = range(len(steps))
+        return points
+
+    @cached_property
+    def most(self) -> int:
+        """Grid points of the slot that has most."""
+        return max(map(len, self.ends))
+
+    @cached_property
+    def committed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As harness.reference.calls.committed_lanes has them."""
+        return committed_lanes(self.accepted)
 
     def windows(self, stream: Stream, shape: Shape) -> Windows:
         """The windows of every step: committed tokens of the stream, then junk in the rejected lanes."""
@@ -62,34 +102,29 @@ class Block:
                 getattr(tokens, name)[step, b, j] = getattr(junk, name)
         return Windows(tokens, self.lengths, shape)
 
-    def pieces(self, stream: Stream, shape: Shape) -> tuple[Windows, list[tuple[int, int]]] | None:
-        """The committed tokens between grid points, for the oracle: windows and (first, count) of every event."""
+    def pieces(self, stream: Stream, shape: Shape) -> Pieces | None:
+        """None where the block has no grid point."""
         if not self.events:
             return None
-        spans: list[tuple[int, int]] = []
-        starts: list[int] = []
-        sizes: list[int] = []
+        B = self.t.shape[1]
+        cuts: list[list[tuple[int, int, int]]] = [[] for _ in range(B)]  # begin, size, grid point
+        spans: list[list[tuple[int, int]]] = [[] for _ in range(B)]
         for event in self.events:
-            count = -(-max(e - b for b, e in zip(event.begin, event.tokens, strict=True)) // PIECE)
-            spans.append((len(starts), count))
-            for p in range(count):
-                for b, e in zip(event.begin, event.tokens, strict=True):
-                    starts.append(b + p * PIECE)
-                    sizes.append(min(max(e - b - p * PIECE, 0), PIECE))
-        owners = [s for e, (_, count) in zip(self.events, spans, strict=True) for s in e.slots * count]
-        owner = torch.tensor(owners)
-        m, B = max(sizes), self.t.shape[1]
-        begin = np.full(B, np.iinfo(np.int64).max)
-        end = np.zeros(B, dtype=np.int64)
-        np.minimum.at(begin, owner.numpy(), starts)
-        np.maximum.at(end, owner.numpy(), np.array(starts) + sizes)
-        begin = np.where(end > 0, begin, 0)
-        run = stream.tokens(torch.from_numpy(begin), int((end - begin).max()))
-        lane = np.arange(m)
-        offset = np.array(starts) - begin[owner]
-        at = np.where(lane < np.array(sizes)[:, None], offset[:, None] + lane, 0)
-        tokens = run.map(lambda x: x[owner[:, None], torch.from_numpy(at)][None])
-        return Windows(tokens, np.array(sizes)[None], shape), spans
+            for b, begin, end in zip(event.slots, event.begin, event.tokens, strict=True):
+                origin = cuts[b][0][0] if cuts[b] else begin
+                for t in range(begin, end, PIECE):
+                    cuts[b].append((t, min(end - t, PIECE), len(spans[b]) if t + PIECE >= end else -1))
+                spans[b].append((begin - origin, end - origin))
+        P = max(map(len, cuts))
+        begins, sizes, points = (np.array([[x[i] for x in c] + [o] * (P - len(c)) for c in cuts]).T.copy()
+                                 for i, o in enumerate((0, 0, -1)))  # fmt: skip
+        origin = begins[0]
+        run = stream.tokens(torch.from_numpy(origin), int((begins + sizes - origin).max()))
+        lane = np.arange(sizes.max())
+        offset = (begins - origin)[..., None] + lane
+        at = torch.from_numpy(np.where(lane < sizes[..., None], offset, 0))
+        slot = torch.arange(B)[None, :, None]
+        return Pieces(Windows(run.map(lambda x: x[slot, at]), sizes, shape), points, spans)
 
 
 class Schedule:

@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.arithmetic import PRODUCTS, SITES, Arithmetic, Dot, Dots, Rounding, Sites
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState
+from harness.reference.steps import token_steps, window_steps
 from harness.tokens import Shape
 from harness.window import Step, Windows
 
@@ -130,9 +131,9 @@ def _look(design: Emulated, state: EmulatedState, windows: Windows, block: Any) 
     again.log = log
     # what depends on inputs alone is looked at for the whole block, then the steps one by one
     if design.spec.verify == "tokens":
-        windows.token_steps(again.arithmetic)
+        token_steps(windows, again.arithmetic)
     else:
-        windows.window_steps(again.arithmetic, design.spec.inverse)
+        window_steps(windows, again.arithmetic, design.spec.inverse)
     for name in again.records:
         if name not in ("d", "d_lo"):
             windows.stored(again.arithmetic, name)

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from helpers import SHAPE, close, draw, recurrence, start, windows
+from helpers import MAKERS, SHAPE, close, draw, recurrence, start, windows
 
 from harness.arithmetic import Conventions
 from harness.config import AcceptanceConfig, DecodeConfig
@@ -20,40 +20,51 @@ from harness.tokens import Shape, Tokens
 # a few hundred fp64 operations on numbers of size 1: an oracle looser than this would blur 1e-12 identities
 TOL = 1e-13
 RESETS = (-160.0, -np.inf)
+ENGINES = pytest.mark.parametrize("engine", MAKERS)
 
 
+def laid(tokens: Tokens, counts: tuple[int, ...]) -> tuple[Tokens, np.ndarray]:
+    """tokens [B, T, ...] in pieces [P, B, m, ...], and the pieces' lengths for counts[b] tokens of slot b."""
+    m, P = min(max(counts), PIECE), -(-max(counts) // PIECE)
+    sizes = np.array([[min(max(n - p * PIECE, 0), PIECE) for n in counts] for p in range(P)])
+    at = torch.tensor([[min(p * PIECE + i, max(counts) - 1) for i in range(m)] for p in range(P)])
+    return tokens.map(lambda x: torch.stack([x[:, at[p]] for p in range(P)])), sizes
+
+
+@ENGINES
 @pytest.mark.parametrize("counts", [(1, 1), (5, 64), (64, 63), (65, 2), (130, 64), (128, 129)], ids=str)
-def test_the_oracle_is_the_loop(counts: tuple[int, int]) -> None:
-    """Faults: a piece's end taken for its length; the second piece started on the first one's base; padded gates."""
+def test_the_oracle_is_the_loop(counts: tuple[int, int], engine: str) -> None:
+    """Faults: a piece's end taken for its length; the second piece started on the first one's base; padded gates;
+    outputs of one slot laid behind another's; a slot of no piece moved."""
     rng = np.random.default_rng(sum(counts))
     tokens, initial = draw(rng, 2, max(counts), resets=RESETS), start(rng, 2)
-    count = -(-max(counts) // PIECE)
-    m = min(max(counts), PIECE)
-    sizes = [min(max(n - p * PIECE, 0), PIECE) for p in range(count) for n in counts]
-    at = torch.tensor([[min(p * PIECE + i, max(counts) - 1) for i in range(m)] for p in range(count)])
-    laid = tokens.map(lambda x: torch.stack([x[slot, at[p]] for p in range(count) for slot in range(2)])[None])
-    oracle = Oracle(SHAPE, initial)
-    S, o, d = oracle.advance(windows(laid, [sizes]), 0, count, [0, 1])
+    pieces, sizes = laid(tokens, counts)
+    oracle = Oracle(SHAPE, initial, maker=MAKERS[engine])
+    points = np.where(sizes > 0, np.arange(len(sizes))[:, None], -1)
+    truth = oracle.advance(windows(pieces, sizes), points)
     for slot, n in enumerate(counts):
         states, outputs, writes = recurrence(initial[slot], tokens.map(lambda x, slot=slot, n=n: x[slot, :n]))
-        close("S", S[slot], states[-1], TOL)
-        close("o", o[slot, :, :, :n].permute(2, 0, 1), outputs, TOL)
-        close("d", d[slot, :, :, :n].permute(2, 0, 1), writes, TOL)
+        close("S", oracle.S[slot], states[-1], TOL)
+        for p in range(-(-n // PIECE)):
+            close(f"S after piece {p}", truth.S[p, slot], states[min((p + 1) * PIECE, n)], TOL)
+        close("o", truth.o[slot, :n], outputs, TOL)
+        close("d", truth.d[slot, :n], writes, TOL)
 
 
-def test_slots_advance_on_their_own() -> None:
-    """Faults: pieces laid piece-fastest; a slot that is not listed moved, or written to the wrong place."""
+@ENGINES
+def test_slots_advance_on_their_own(engine: str) -> None:
+    """Faults: a slot without a piece moved, or its state put in another's place; a second call on old states."""
     rng = np.random.default_rng(1)
-    initial, tokens = start(rng, 3), draw(rng, 1, 4, 9)
-    oracle = Oracle(SHAPE, initial)
-    pieces = windows(tokens, [[9, 4, 7, 2]])
-    oracle.advance(pieces, 0, 1, [2])
-    S, _, _ = oracle.advance(pieces, 1, 1, [0, 2])
-    truth = [initial[0], initial[1], recurrence(initial[2], tokens.map(lambda x: x[0, 0]))[0][-1]]
-    for slot, piece, n in ((0, 1, 4), (2, 2, 7)):
-        truth[slot] = recurrence(truth[slot], tokens.map(lambda x, p=piece, n=n: x[0, p, :n]))[0][-1]
-    close("S", oracle.S, np.stack(truth), TOL)
-    close("returned", S, np.stack([truth[0], truth[2]]), TOL)
+    initial, tokens = start(rng, 3), draw(rng, 2, 3, 9)
+    oracle = Oracle(SHAPE, initial, maker=MAKERS[engine])
+    truth = [S.numpy() for S in initial]
+    for i, sizes in enumerate(([0, 0, 9], [4, 0, 7])):
+        found = oracle.advance(windows(tokens.map(lambda x, i=i: x[i : i + 1]), [sizes]), np.array([[0, -1, 0]]))
+        for b, n in enumerate(sizes):
+            if n:
+                truth[b] = recurrence(truth[b], tokens.map(lambda x, i=i, b=b, n=n: x[i, b, :n]))[0][-1]
+        close("returned", found.S[0, 2], truth[2], TOL)
+        close("S", oracle.S, np.stack(truth), TOL)
 
 
 def exact(S: np.ndarray, t: Tokens) -> tuple[np.ndarray, np.ndarray]:
@@ -78,8 +89,9 @@ def exact(S: np.ndarray, t: Tokens) -> tuple[np.ndarray, np.ndarray]:
         return S.astype(float), np.stack(outputs).astype(float)
 
 
+@ENGINES
 @pytest.mark.parametrize("kind", ["ordinary", "small keys", "resets", "one key"])
-def test_oracle_and_loop_against_fifty_digits(kind: str) -> None:
+def test_oracle_and_loop_against_fifty_digits(kind: str, engine: str) -> None:
     """Faults that loop and oracle share: a cancellation of fp64, a gate summed over a reset, eps where it matters."""
     rng, shape = np.random.default_rng(2), Shape(1, 2, 2, 3)
     tokens = draw(rng, PIECE + 5, shape=shape, resets=(-160.0,) if kind == "resets" else ())
@@ -93,25 +105,28 @@ def test_oracle_and_loop_against_fifty_digits(kind: str) -> None:
     states, outputs, _ = recurrence(initial[0], tokens)
     close("S of the loop", states[-1], S, TOL)
     close("o of the loop", outputs, o, TOL)
-    laid = tokens.map(lambda x: torch.cat((x, x[-1:].expand(PIECE - 5, *x.shape[1:]))).view(1, 2, PIECE, *x.shape[1:]))
-    mine, o_hat, _ = Oracle(shape, initial).advance(windows(laid, [[PIECE, 5]], shape), 0, 2, [0])
-    close("S of the oracle", mine[0], S, TOL)
-    close("o of the oracle", o_hat[0, :, :, : PIECE + 5].permute(2, 0, 1), o, TOL)
+    pieces, sizes = laid(tokens.map(lambda x: x[None]), (PIECE + 5,))
+    oracle = Oracle(shape, initial, maker=MAKERS[engine])
+    truth = oracle.advance(windows(pieces, sizes, shape))
+    close("S of the oracle", oracle.S[0], S, TOL)
+    close("o of the oracle", truth.o[0], o, TOL)
 
 
+@ENGINES
 @pytest.mark.parametrize(
     "keys", [{"eps_at": "mean"}, {"eps_at": "outside"}, {"eps": 1e-2}, {"decay": "after"}], ids=str
 )
-def test_an_oracle_of_other_conventions(keys: dict[str, object]) -> None:
+def test_an_oracle_of_other_conventions(keys: dict[str, object], engine: str) -> None:
     """Fault: `reference=own` judging a design by a function that is not its own."""
     rng = np.random.default_rng(3)
     c = Conventions(**keys)
     tokens, initial = draw(rng, 12), start(rng, 1)
     tokens.k *= 1e-2
     states, outputs, _ = recurrence(initial[0], tokens, c)
-    S, o, _ = Oracle(SHAPE, initial, c).advance(windows(tokens.map(lambda x: x[None, None]), [[12]]), 0, 1, [0])
-    close("S", S[0], states[-1], TOL)
-    close("o", o[0].permute(2, 0, 1), outputs, TOL)
+    oracle = Oracle(SHAPE, initial, c, MAKERS[engine])
+    truth = oracle.advance(windows(tokens.map(lambda x: x[None, None]), [[12]]))
+    close("S", oracle.S[0], states[-1], TOL)
+    close("o", truth.o[0], outputs, TOL)
     other = recurrence(initial[0], tokens)[0][-1]
     assert np.abs(other - states[-1]).max() > 1e-3
 
@@ -130,13 +145,19 @@ def test_intervals_of_a_schedule_longer_than_a_piece(family: str) -> None:
     lengths = []
     for block in schedule.blocks(50):
         pieces = block.pieces(stream, shape)
-        for event, (first, count) in zip(block.events, pieces[1] if pieces else (), strict=True):
-            S, o, d = oracle.advance(pieces[0], first, count, event.slots)
-            for i, (slot, b, e) in enumerate(zip(event.slots, event.begin, event.tokens, strict=True)):
+        if pieces is None:
+            continue
+        found = oracle.advance(pieces.windows, pieces.points)
+        seen = [0, 0]
+        for event in block.events:
+            for slot, b, e in zip(event.slots, event.begin, event.tokens, strict=True):
                 states, outputs, writes = truth[slot]
+                S = found.S[seen[slot], slot]
                 # errors grow with the values: wide_state has five decades of them
-                close("S", S[i] / max(1, np.abs(states[e]).max()), states[e] / max(1, np.abs(states[e]).max()), TOL)
-                close("o", o[i, :, :, : e - b].permute(2, 0, 1), outputs[b:e], TOL)
-                close("d", d[i, :, :, : e - b].permute(2, 0, 1), writes[b:e], TOL)
+                close("S", S / max(1, np.abs(states[e]).max()), states[e] / max(1, np.abs(states[e]).max()), TOL)
+                first, last = pieces.spans[slot][seen[slot]]
+                close("o", found.o[slot, first:last], outputs[b:e], TOL)
+                close("d", found.d[slot, first:last], writes[b:e], TOL)
+                seen[slot] += 1
                 lengths.append(e - b)
     assert len(lengths) == 6 and min(lengths) > 3 * PIECE

@@ -1,4 +1,4 @@
-"""What the kernels read of a batch of windows: reference operands as arrays, heads leading, one entry a step."""
+"""What the kernels read of a batch of windows, as contiguous arrays of every step at once."""
 
 from __future__ import annotations
 
@@ -8,82 +8,114 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import Arithmetic, Rounding
+from harness.arithmetic import Arithmetic, Dot
+from harness.compiled.measure import products
+from harness.compiled.rounding import code
 from harness.reference.inverse import INVERSES
-from harness.window import Windows
+from harness.window import Windows, normalise, products_key
 
 
-class WindowRows(NamedTuple):
-    """reference.WindowStep with slots and heads apart, X and F not transposed."""
+class Given(NamedTuple):
+    """What a chunked window reads; keys are rounded by the kernel."""
 
-    kq: np.ndarray  # [B, H, K, 2m]
-    kq_score: np.ndarray
-    v: np.ndarray  # [B, HV, V, m]
-    beta: np.ndarray  # [B, HV, m]
+    unit: np.ndarray  # [W, B, H, 2m, K] k_hat then q_hat
+    v: np.ndarray  # [W, B, HV, m, V]
+    beta: np.ndarray  # [W, B, HV, m]
     eR: np.ndarray
     eG: np.ndarray
-    X: np.ndarray  # [B, HV, m, m]
+    X: np.ndarray  # [W, B, HV, m, m] as the solve reads it
     F: np.ndarray
 
 
-class TokenRows(NamedTuple):
-    """reference.TokenStep with lanes inside."""
+class Tokens(NamedTuple):
+    """What a token pass reads; columns follow one another."""
 
-    k: np.ndarray  # [B, H, m, K]
-    q: np.ndarray
-    v: np.ndarray  # [B, HV, m, V] beta v
-    gain: np.ndarray  # [B, HV, m]
+    k: np.ndarray  # [..., H, m, K]
+    v: np.ndarray  # [..., HV, m, V] beta v
+    gain: np.ndarray  # [..., HV, m] what the prediction is taken off with
     eg: np.ndarray
 
 
-def window_rows(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowRows]:
-    """The operands of every step, as the products read them."""
+class Stored(NamedTuple):
+    """The fields of every lane as the ring keeps them, then what a replay makes of them; empty where not kept."""
 
-    def compute() -> list[WindowRows]:
-        of = a.sites.key
-        kq = windows.memo(("kq rows", of, a.conventions), lambda: torch.cat(windows.keys(a), -2).mT.contiguous())
+    g: np.ndarray  # [W, B, HV, m], as it enters where the record is cumulative
+    v: np.ndarray  # [W, B, HV, m, V]
+    k: np.ndarray  # [W, B, H, m, K]
+    beta: np.ndarray  # [W, B, HV, m]
+    replay_k: np.ndarray
+    replay_v: np.ndarray
+    gain: np.ndarray
+    eg: np.ndarray
 
-        def read(how: Rounding) -> Tensor:
-            return windows.memo(
-                ("read kq rows", how, of, a.conventions), lambda: kq if how.keeps(of) else how(kq, of=of)
-            )
 
-        state, score = read(a.dots.state.right), read(a.dots.history_score.right)
+def given(windows: Windows, a: Arithmetic, inverse: str) -> Given:
+    """The operands of every step of a design."""
+
+    def compute() -> Given:
+        take_products(windows, a, a.dots.gram)
         X = windows.formed(a, inverse)
         if INVERSES[inverse].explicit and not a.dots.solve.right.keeps(a.sites.inverse):
             X = a.dots.solve.right(X, of=a.sites.inverse)
         F = windows.scores(a)[1]
         F = F if a.dots.output.right.keeps(a.sites.gram) else a.dots.output.right(F, of=a.sites.gram)
-        parts = (state, score, windows.v, windows.gates(a)[1], windows.before(a)[0], windows.decays(a)[0], X, F)
-        return [WindowRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
+        parts = windows.gates(a)[1], windows.before(a)[0], windows.decays(a)[0], X, F
+        unit = array(windows.unit(a.conventions))
+        return Given(unit, array(windows.v), *(array(x.contiguous()) for x in parts))
 
-    return windows.memo(("window rows", a, inverse), compute)
-
-
-def token_rows(windows: Windows, a: Arithmetic) -> list[TokenRows]:
-    """The operands of every step of a token pass."""
-
-    def compute() -> list[TokenRows]:
-        k, q = windows.keys(a)
-        beta, eg = windows.gates(a)[1], windows.token_decays(a)
-        parts = (k, q, *token_scalars(windows.v.transpose(-1, -2), beta, eg, a))
-        return [TokenRows(*row) for row in zip(*(p.contiguous().numpy() for p in parts), strict=True)]
-
-    return windows.memo(("token rows", a), compute)
+    return windows.memo(("given", a, inverse), compute)
 
 
-def stored_rows(windows: Windows, a: Arithmetic, names: tuple[str, ...]) -> list[tuple[np.ndarray, ...]]:
-    """The record fields of every step as the ring keeps them, [B, heads, m, width] each."""
+def take_products(windows: Windows, a: Arithmetic, dot: Dot) -> None:
+    """Compute windows.products here, in cache, and leave it where Windows looks for it."""
+    if dot.blocked(windows.shape.K):
+        return
 
-    def compute() -> list[tuple[np.ndarray, ...]]:
-        return list(zip(*(windows.stored(a, name).contiguous().numpy() for name in names), strict=True))
+    def compute() -> Tensor:
+        unit, of = windows.unit(a.conventions), a.sites.key
+        out = empty(*unit.shape[:3], 2 * windows.m, windows.m)
+        products(array(unit), code(of), code(dot.left, of), code(dot.right, of), code(dot.accumulate), array(out))
+        return out
 
-    return windows.memo(("stored rows", a, names), compute)
+    windows.memo(products_key(a, dot), compute)
 
 
-def token_scalars(v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
-    """beta v [.., m, V], what the prediction is taken off with, and e^g [.., m]."""
-    return v * beta[..., None], beta * eg if a.conventions.decay == "before" else beta, eg
+def pass_tokens(k: Tensor, v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> Tokens:
+    """Operands of a token pass from keys k, v [..., m, V] and beta, eg [..., m]."""
+    gain = beta * eg if a.conventions.decay == "before" else beta
+    return Tokens(*(array(x.contiguous()) for x in (k, v * beta[..., None], gain, eg)))
+
+
+def token_operands(windows: Windows, a: Arithmetic) -> Tokens:
+    """The operands of every step of a token pass; k is left out, it comes rounded from windows.unit."""
+
+    def compute() -> Tokens:
+        return pass_tokens(torch.empty(0), windows.v, windows.gates(a)[1], windows.token_decays(a), a)
+
+    return windows.memo(("token operands", a.sites.gate, a.sites.decay, a.conventions), compute)
+
+
+def replay_operands(v: Tensor, k: Tensor, g: Tensor, beta: Tensor, a: Arithmetic) -> Tokens:
+    """What a replay makes of raw records: keys normalised and not yet rounded."""
+    return pass_tokens(normalise(k, a.conventions), v, beta, a.sites.decay(g.exp()), a)
+
+
+def stored(windows: Windows, a: Arithmetic, records: tuple[str, ...], cumulative: bool, replay: bool) -> Stored:
+    """The fields of every step of a design that keeps `records`; with what a replay needs if replay."""
+
+    def compute() -> Stored:
+        W, B, s = windows.W, windows.B, windows.shape
+        none = np.empty((W, B, s.HV, 0)), np.empty((W, B, s.HV, 0, 0))
+        g = windows.gates(a)[0] if cumulative else windows.stored(a, "g")
+        if "v" not in records:
+            return Stored(array(g.contiguous()), none[1], none[1], none[0], none[1], none[1], none[0], none[0])
+        v, k, beta = (windows.stored(a, name).contiguous() for name in ("v", "k", "beta"))
+        raw = array(g.contiguous()), array(v), array(k), array(beta)
+        if not replay:
+            return Stored(*raw, none[1], none[1], none[0], none[0])
+        return Stored(*raw, *replay_operands(v, k, g, beta, a))
+
+    return windows.memo(("stored", a, records, cumulative, replay), compute)
 
 
 def array(x: Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ from harness.errors import ConfigError, RingError
 from harness.precision import mix
 from harness.reference import fold
 from harness.reference.state import EmulatedState, Lazy, Verified
+from harness.reference.steps import token_steps, window_steps
 from harness.reference.verify import History, TokenPass, window
 from harness.ring import RingSpec
 from harness.state import Lanes, Rows, run_of
@@ -29,6 +30,7 @@ class Emulated:
 
     backend = "emulated"
     engine = "torch"
+    fused: Any = None  # a whole block of steps at once, where an engine has that
 
     def __init__(self, spec: VariantSpec, ring: RingSpec, arithmetic: Arithmetic | None = None):
         self.spec, self.ring = spec, ring
@@ -154,7 +156,7 @@ class Emulated:
     def _verify_window(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Verified:
         rows = Rows(state, range(state.slots), history) if any(history) else None
         read = self._history(state, rows) if rows else None
-        operands = step.windows.window_steps(self.arithmetic, self.spec.inverse)[step.index]
+        operands = window_steps(step.windows, self.arithmetic, self.spec.inverse)[step.index]
         o, d = window(self._operand(state), read, operands, self.spec.inverse, self.arithmetic)
         s = state.shape
         return Verified(o.view(-1, s.HV, s.V, o.shape[-1]), d.view(-1, s.HV, s.V, d.shape[-1]))
@@ -162,7 +164,7 @@ class Emulated:
     def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Lazy:
         s, a = state.shape, self.arithmetic
         base = self._base(state, range(state.slots), history).reshape(-1, s.V, s.K)
-        operands = step.windows.token_steps(a)[step.index]
+        operands = token_steps(step.windows, a)[step.index]
         key = self._key(state, range(state.slots), state.tokens)
         of = EXACT if any(history) else a.sites.checkpoint
         run = TokenPass(base, operands, a, of=of, key=key)
@@ -253,7 +255,7 @@ class Emulated:
         d = result.d
         assert d is not None
         s, a = state.shape, self.arithmetic
-        operands = step.windows.token_steps(a)[step.index]
+        operands = token_steps(step.windows, a)[step.index]
         S = self._base(state, flush, [state.cursors.write_pos[slot] for slot in flush])
         eg, k, write = (
             _pick(x.view(state.slots, -1, *x.shape[1:]), flush) for x in (operands.eg[0], operands.k[0], d[..., :1])

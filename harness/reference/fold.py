@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
+from harness.reference.steps import pass_steps
 from harness.reference.verify import TokenPass
-from harness.window import normalise, token_steps
+from harness.window import normalise
 
 
 def record_decays(g: Tensor, last: Tensor | None, a: Arithmetic) -> tuple[Tensor, Tensor]:
@@ -67,7 +68,7 @@ def replay(
     """
     n, HV, V, K = C.shape
     k_hat = a.sites.key(normalise(k, a.conventions))
-    step = token_steps(k_hat[None], None, v.transpose(-1, -2)[None], beta[None], a.sites.decay(g.exp())[None], a)[0]
+    step = pass_steps(k_hat[None], None, v[None], beta[None], a.sites.decay(g.exp())[None], a)[0]
     live = None
     if lengths is not None:
         heads = lengths[:, None].expand(-1, HV).reshape(-1, 1, 1)

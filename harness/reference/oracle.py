@@ -1,60 +1,76 @@
 """The fp64 oracle: exact states, outputs and writes of the committed tokens, in pieces of up to 64 tokens.
 
 In fp64 the chunked form with substitution and decays summed over (j, i] is as exact as the token loop (1e-15, held by
-the tests against the loop and against mpmath), so the oracle is one window per piece and one fold.
+the tests against the loop and against mpmath), so the oracle is a design like any other: exact arithmetic, one window
+per piece, folded as it is committed. Its idle slots stay where they are.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions
-from harness.reference import fold, verify
+from harness.reference.calls import Truth, by_calls, committed_lanes
+from harness.reference.emulated import Emulated
+from harness.ring import RingSpec
 from harness.tokens import Shape
-from harness.window import Windows, WindowStep
+from harness.variants import VariantSpec
+from harness.window import Windows
 
 PIECE = 64
 
 
+@dataclass
+class Laid:
+    """Pieces of which every token is committed, as a block of steps."""
+
+    lengths: np.ndarray  # [P, B]
+    points: np.ndarray
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        return self.lengths
+
+    @property
+    def most(self) -> int:
+        return int(self.points.max(initial=-1)) + 1
+
+    @cached_property
+    def committed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return committed_lanes(self.lengths)
+
+
 class Oracle:
-    """States of all slots, advanced interval by interval. `conventions` say which function is exact."""
+    """States of all slots, advanced piece by piece. `conventions` say which function is exact."""
 
-    def __init__(self, shape: Shape, initial: Tensor, conventions: Conventions | None = None):
-        self.shape, self.S = shape, initial.clone()
-        self.arithmetic = Arithmetic(conventions=conventions or Conventions())
+    def __init__(
+        self, shape: Shape, initial: Tensor, conventions: Conventions | None = None, maker: type[Emulated] = Emulated
+    ):
+        arithmetic = Arithmetic(conventions=conventions or Conventions())
+        self.design = maker(VariantSpec("oracle"), RingSpec(PIECE, PIECE, 1, "commit"), arithmetic)
+        self.state = self.design.create(shape, len(initial), initial, device=initial.device)
 
-    def advance(self, pieces: Windows, first: int, count: int, slots: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Advance slots by `count` pieces each, which lie at pieces[0, first:first + count*n], slot fastest.
+    @property
+    def S(self) -> Tensor:
+        """States after the tokens so far, [B, HV, V, K]."""
+        return self.state.checkpoint
 
-        Returns S [n, HV, V, K] after them and o, d [n, HV, V, count*m] of their tokens; padded lanes come along.
-        """
-        s, a, n = self.shape, self.arithmetic, len(slots)
-        steps, k = pieces.window_steps(a, "substitution")[0], pieces.keys(a)[0][0]
-        g = pieces.gates(a)[0][0]
-        whole = n == self.S.shape[0]
-        S = self.S if whole else self.S[slots]
-        outputs, writes = [], []
-        for at in range(first, first + count * n, n):
-            wide, narrow = slice(at * s.HV, (at + n) * s.HV), slice(at * s.H, (at + n) * s.H)
-            step = WindowStep(
-                (steps.kq[0][narrow],),
-                (),
-                steps.v[wide],
-                steps.beta[wide],
-                steps.eR[wide],
-                steps.eG[wide],
-                (steps.X[0][wide],),
-                (steps.F[0][wide],),
-            )
-            o, d = verify.window((S.reshape(n * s.H, -1, s.K),), None, step, "substitution", a)
-            d = d.view(n, s.HV, s.V, -1)
-            W, total = fold.record_decays(g[at : at + n], None, a)
-            S = fold.product(S, d.transpose(-1, -2), k[at : at + n], W, total, a)
-            outputs.append(o.view(n, s.HV, s.V, -1))
-            writes.append(d)
-        if whole:
-            self.S = S
-        else:
-            self.S[slots] = S
-        return S, torch.cat(outputs, -1), torch.cat(writes, -1)
+    def advance(self, pieces: Windows, points: np.ndarray | None = None) -> Truth:
+        """Advance every slot by its pieces, [P, B]; points [P, B]: the place of a state in Truth.S, -1 for none."""
+        block = Laid(pieces.lengths, np.full(pieces.lengths.shape, -1) if points is None else points)
+        exact = self.S.new_empty(block.most, *self.S.shape)
+        if self.design.fused:
+            seen = self.design.fused(self.state, pieces, block, exact, emit=True)
+            return Truth(exact, seen.o, seen.d)
+
+        def keep(p: int) -> None:
+            for b in np.flatnonzero(block.points[p] >= 0):
+                exact[block.points[p, b], b] = self.S[b]
+
+        return Truth(exact, *by_calls(self.design, self.state, pieces, block, keep))

@@ -39,12 +39,6 @@ class Lazy:
         x = getattr(self.run, name)
         return x.view(-1, self.shape.HV, self.shape.V, x.shape[-1])
 
-    def padded(self, name: str) -> Tensor:
-        """o or d with all lanes of the window, [slots, HV, V, m]; what was not evaluated holds anything."""
-        whole = getattr(self.run, "whole", None)
-        x = self._lanes(name)
-        return x if whole is None else whole[name].view(*x.shape[:3], -1)
-
     @property
     def o(self) -> Tensor:
         return self._lanes("o")

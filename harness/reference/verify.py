@@ -18,7 +18,7 @@ from torch import Tensor
 
 from harness.arithmetic import EXACT, Arithmetic, Operand, Rounding
 from harness.reference.inverse import INVERSES
-from harness.window import TokenStep, WindowStep
+from harness.reference.steps import TokenStep, WindowStep
 
 
 class History(NamedTuple):

@@ -1,0 +1,266 @@
+"""A whole block of steps of one design, compiled: verify, commit, fold and comparison of one head after the other.
+
+Heads never meet, so one key head and its value heads pass every step of the block while their state is in cache. The
+cursors have been moved before (harness.compiled.lockstep): what they say of each step lies in a plan, [W, B, PLAN].
+A fused step calls the same functions in the same order as verify, commit and read do one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.compiled.common import (
+    AFTER,
+    AT,
+    BASE,
+    BEFORE,
+    END,
+    F1,
+    F2,
+    F3,
+    F4,
+    F5,
+    HISTORY,
+    I1,
+    I3,
+    KEEP,
+    LIVE,
+    NEW_BASE,
+    NEW_END,
+    POINT,
+    RAW,
+    REPLAY,
+    REPLAYED,
+    SNAPSHOT,
+    STATE_LEFT,
+    STATE_OPERAND,
+    TAKEN,
+    TWO_PARTS,
+    compiled,
+)
+from harness.compiled.fold import fold_head
+from harness.compiled.measure import distance_of
+from harness.compiled.passes import back_in_place, in_order, pass_rows
+from harness.compiled.rounding import EXACT, round_block
+from harness.compiled.window import copy_rows, read_checkpoint, window_head, write_head
+
+I2 = "int64[:, ::1]"
+RING, GIVEN = f"UniTuple({F4}, 12)", f"Tuple(({F5}, {F5}, {F4}, {F4}, {F4}, {F5}, {F5}))"
+STORED = f"Tuple(({F4}, {F5}, {F5}, {F4}, {F5}, {F5}, {F4}, {F4}))"
+SCRATCH = f"Tuple(({F2}, {F2}, {F2}, {F1}))"
+
+
+@compiled(f"{F4}, {F5}, {F5}, {F4}, {F4}, {I2}, {I2}, {I2}, {I2}, {I1}, {I1}, {F2}, {F5}, {F4}, {F4}, {F4}")
+def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, c, truth, o, d, errors):
+    """Committed tokens on states C [B, HV, V, K], in place: what a design that keeps its drafts' states does.
+
+    unit [W, B, H, 2m, K] k_hat then q_hat; v [W, B, HV, m, V] is beta v; gain, eg [W, B, HV, m]; step, lane [B, T] of
+    every committed token; ends [B, n] the tokens after which a state is taken, 0 behind the last, points [B, n] the
+    grid point reached there or -1; truth [P, B, HV, V, K]; o, d [B, T, HV, V]; errors [B, P, HV, 4]
+    """
+    B, HV, V, K = C.shape
+    group, m, T = HV // unit.shape[2], v.shape[3], step.shape[1]
+    straight = True
+    for k in range(K):
+        straight &= order[k] == k
+    state, moved = np.empty((group, V, K)), np.empty((V, K))
+    keys, asked, writes = np.empty((T, K)), np.empty((T, K)), np.empty((T, V))
+    a, decay, outs, ds = np.empty(T), np.empty(T), np.empty((T, V)), np.empty((T, V))
+    one = np.empty((1, K))
+    for b in range(B):
+        for h in range(unit.shape[2]):
+            for r in range(group):
+                in_order(C[b, h * group + r], order, state[r])
+            begin = 0
+            for s in range(ends.shape[1]):
+                if ends[b, s] == 0:
+                    break
+                n, point = ends[b, s] - begin, points[b, s]
+                for t in range(n):
+                    i, j = step[b, begin + t], lane[b, begin + t]
+                    for x in range(2):
+                        copy_rows(unit[i, b, h, j + x * m : j + x * m + 1], one, c)
+                        in_order(one, order, (asked if x else keys)[t : t + 1])
+                for r in range(group):
+                    hv = h * group + r
+                    for t in range(n):
+                        i, j = step[b, begin + t], lane[b, begin + t]
+                        a[t], decay[t] = gain[i, b, hv, j], eg[i, b, hv, j]
+                        for x in range(V):
+                            writes[t, x] = v[i, b, hv, j, x]
+                    pass_rows(state[r], keys, asked, writes, a, decay, n, edges, c, outs, ds)
+                    for t in range(n):
+                        for x in range(V):
+                            o[b, begin + t, hv, x], d[b, begin + t, hv, x] = outs[t, x], ds[t, x]
+                    round_block(state[r], V, c[SNAPSHOT])
+                    round_block(state[r], V, c[TAKEN])
+                    if point >= 0:
+                        if not straight:
+                            back_in_place(state[r], order, moved)
+                        fro, worst = distance_of(state[r] if straight else moved, truth[point, b, hv])
+                        errors[b, point, hv, 0] = errors[b, point, hv, 2] = fro
+                        errors[b, point, hv, 1] = errors[b, point, hv, 3] = worst
+                begin = ends[b, s]
+            for r in range(group):
+                back_in_place(state[r], order, C[b, h * group + r])
+
+
+@compiled(f"{F2}, {RING}, int64, int64, int64, int64, {I1}, {I1}, {F2}, {F2}")
+def replay_head(C, ring, b, h, base, n, order, edges, c, out):
+    """out [r*V, K]: the checkpoint C after a history of n raw records, as a replay reads them."""
+    keys, v, gains, decays = ring[8][b, h], ring[9], ring[10], ring[11]
+    L, K, V = keys.shape[0], keys.shape[1], v.shape[3]
+    group = C.shape[0] // V
+    k, writes, d = np.empty((n, K)), np.empty((n, V)), np.empty((n, V))
+    none, state = np.empty((0, K)), np.empty((V, K))
+    gain, decay = np.empty(n), np.empty(n)
+    for t in range(n):
+        row = (base + t) & (L - 1)
+        in_order(keys[row : row + 1], order, k[t : t + 1])
+    for r in range(group):
+        hv = h * group + r
+        for t in range(n):
+            row = (base + t) & (L - 1)
+            gain[t], decay[t] = gains[b, hv, row, 0], decays[b, hv, row, 0]
+            for i in range(V):
+                writes[t, i] = v[b, hv, row, i]
+        in_order(C[r * V : (r + 1) * V], order, state)
+        pass_rows(state, k, none, writes, gain, decay, n, edges, c, d, d)
+        back_in_place(state, order, out[r * V : (r + 1) * V])
+    round_block(out, out.shape[0], c[REPLAYED])
+
+
+@compiled(f"{F2}, {RING}, int64, int64, int64, int64, {I1}, {I1}, {I1}, {F2}, boolean, {SCRATCH}, {F2}")
+def fold_history(C, ring, b, h, base, n, flags, order, edges, c, kept, scratch, out):
+    """out [r*V, K]: C and a history of n records, as the design folds them or, not kept, as its verify reads them."""
+    if kept and flags[REPLAY]:
+        replay_head(C, ring, b, h, base, n, order, edges, c, out)
+        return
+    group = ring[2].shape[1] // ring[0].shape[1]
+    first, last = h * group, (h + 1) * group
+    keys, Wd, writes, W = scratch
+    fold_head(C, ring[0][b, h], ring[1][b, h], ring[2][b, first:last], ring[3][b, first:last], ring[4][b, first:last],
+              base, n, flags, c, kept, keys, W, Wd, writes, out)  # fmt: skip
+
+
+@compiled(f"{RING}, {STORED}, {F3}, {F2}, int64, int64, int64, {I1}, {I1}, {F2}")
+def write_window(ring, stored, d, kq, i, b, h, now, flags, c):
+    """The records of one window: k_hat, d and g, then what is kept raw and what a replay makes of that."""
+    group = d.shape[0]
+    first, last = h * group, (h + 1) * group
+    write_head(kq, d, stored[0][i, b, first:last], now[LIVE], now[BASE], now[END], now[HISTORY], flags, c,
+               ring[0][b, h], ring[1][b, h], ring[2][b, first:last], ring[3][b, first:last],
+               ring[4][b, first:last])  # fmt: skip
+    if flags[RAW] == 0:
+        return
+    L = ring[2].shape[2]
+    for t in range(now[LIVE]):
+        row = (now[BASE] + now[END] + t) & (L - 1)
+        for k in range(stored[2].shape[4]):
+            ring[6][b, h, row, k] = stored[2][i, b, h, t, k]
+        if flags[REPLAY]:
+            copy_rows(stored[4][i, b, h, t : t + 1], ring[8][b, h, row : row + 1], c)
+        for hv in range(first, last):
+            ring[7][b, hv, row, 0] = stored[3][i, b, hv, t]
+            for x in range(stored[1].shape[4]):
+                ring[5][b, hv, row, x] = stored[1][i, b, hv, t, x]
+            if flags[REPLAY]:
+                ring[10][b, hv, row, 0] = stored[6][i, b, hv, t]
+                ring[11][b, hv, row, 0] = stored[7][i, b, hv, t]
+                for x in range(stored[5].shape[4]):
+                    ring[9][b, hv, row, x] = stored[5][i, b, hv, t, x]
+
+
+@compiled(f"{F4}, {RING}, {GIVEN}, {STORED}, {I3}, {I1}, {I1}, {I1}, {F2}, boolean, {F5}, {F4}, {F4}, {F4}")
+def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, truth, o, d, errors):
+    """Windows of a design that keeps records, on checkpoints C [B, HV, V, K], in place.
+
+    given: unit [W, B, H, 2m, K] k_hat then q_hat, v [W, B, HV, m, V], beta, eR, eG [W, B, HV, m], X, F [W, B, HV, m, m]
+    stored: the fields as the ring keeps them, g first; see write_window
+    truth [P, B, HV, V, K] is what grid points are compared with, errors [B, P, HV, 4] served and kept; emit: nothing
+    is compared, and truth receives the kept states. o, d [B, T, HV, V]
+    """
+    unit, v, beta, eR, eG, X, F = given
+    B, HV, V, K = C.shape
+    W, H, m2 = unit.shape[0], unit.shape[2], unit.shape[3]
+    group, m, L = HV // H, m2 // 2, ring[2].shape[2]
+    rows = group * V
+    kq, read, scores = np.empty((m2, K)), np.empty((m2, K)), np.empty((L, m2))
+    keys, Wd, writes, weights = np.empty((L, K)), np.empty((L, V)), np.empty((V, K)), np.empty(L)
+    scratch = (keys, Wd, writes, weights)
+    hw, mine, R = np.empty((m2, rows)), np.empty((m2, V)), np.empty((m, V))
+    o_now, d_now = np.empty((group, m, V)), np.empty((group, m, V))
+    rounded, served, kept = np.empty((rows, K)), np.empty((rows, K)), np.empty((rows, K))
+    rounds = flags[TWO_PARTS] != 0 or c[STATE_OPERAND, 0] != EXACT or c[STATE_LEFT, 0] != EXACT
+    for b in range(B):
+        for h in range(H):
+            first, last = h * group, (h + 1) * group
+            S = C[b, first:last].reshape(rows, K)
+            operand = rounded if rounds else S
+            if rounds:
+                read_checkpoint(S, flags, c, rounded)
+            ready = False
+            for i in range(W):
+                now = plan[i, b]
+                if now[LIVE] == 0:
+                    continue
+                if now[BEFORE]:
+                    if not ready:
+                        fold_history(S, ring, b, h, now[BASE], now[BEFORE], flags, order, edges, c, True, scratch, kept)
+                    S[:] = kept
+                    if rounds:
+                        read_checkpoint(S, flags, c, rounded)
+                copy_rows(unit[i, b, h], kq, c)
+                window_head(operand, kq, v[i, b, first:last], beta[i, b, first:last], eR[i, b, first:last],
+                            eG[i, b, first:last], X[i, b, first:last], F[i, b, first:last], ring[0][b, h],
+                            ring[1][b, h], ring[2][b, first:last], ring[3][b, first:last], ring[4][b, first:last],
+                            now[BASE], now[HISTORY], flags, c, read, keys, scores, weights, Wd, hw, mine, R,
+                            o_now, d_now)  # fmt: skip
+                write_window(ring, stored, d_now, kq, i, b, h, now, flags, c)
+                ready = False
+                for r in range(group):
+                    for t in range(now[KEEP]):
+                        for x in range(V):
+                            o[b, now[AT] + t, first + r, x] = o_now[r, t, x]
+                            d[b, now[AT] + t, first + r, x] = d_now[r, t, x]
+                if now[AFTER]:
+                    fold_history(S, ring, b, h, now[NEW_BASE], now[AFTER], flags, order, edges, c, True, scratch, kept)
+                    S[:] = kept
+                    if rounds:
+                        read_checkpoint(S, flags, c, rounded)
+                point, n = now[POINT], now[NEW_END]
+                if point < 0:
+                    continue
+                if n:
+                    fold_history(S, ring, b, h, now[NEW_BASE], n, flags, order, edges, c, True, scratch, kept)
+                    ready = True
+                if emit:
+                    truth[point, b, first:last].reshape(rows, K)[:] = kept if n else S
+                    continue
+                if n:
+                    fold_history(operand, ring, b, h, now[NEW_BASE], n, flags, order, edges, c, False, scratch, served)
+                for r in range(group):
+                    mine_now, fold_now = (served, kept) if n else (operand, S)
+                    exact, lo, hi = truth[point, b, first + r], r * V, (r + 1) * V
+                    error = distance_of(mine_now[lo:hi], exact)
+                    errors[b, point, first + r, 0], errors[b, point, first + r, 1] = error
+                    if n or rounds:
+                        error = distance_of(fold_now[lo:hi], exact)
+                    errors[b, point, first + r, 2], errors[b, point, first + r, 3] = error
+
+
+@compiled(f"{F4}, {RING}, {I1}, {I1}, {I1}, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")
+def fold_slots(C, ring, slots, bases, lengths, flags, order, edges, c, kept, out):
+    """out [n, HV, V, K]: the states of slots[i] after the first lengths[i] records of their histories."""
+    B, HV, V, K = C.shape
+    H, L = ring[0].shape[1] if flags[REPLAY] == 0 else ring[8].shape[1], max(ring[2].shape[2], ring[9].shape[2])
+    rows = HV // H * V
+    scratch = np.empty((L, K)), np.empty((L, V)), np.empty((V, K)), np.empty(L)
+    for s in range(out.shape[0]):
+        for h in range(H):
+            S = C[slots[s], h * (HV // H) : (h + 1) * (HV // H)].reshape(rows, K)
+            into = out[s, h * (HV // H) : (h + 1) * (HV // H)].reshape(rows, K)
+            if lengths[s]:
+                fold_history(S, ring, slots[s], h, bases[s], lengths[s], flags, order, edges, c, kept, scratch, into)
+            else:
+                into[:] = S

@@ -1,0 +1,121 @@
+"""The history of one key head and its product fold, compiled. Formulas: harness.reference.fold.
+
+A ring is (k_hat, its low part, d, its low part, g, v, k, beta), each [B, heads, L, width] with L = 0 where the design
+does not keep the field, then the keys and e^g that a replay makes of the raw records. Sums run in fp64 in any order
+and are rounded where the accumulator is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from harness.compiled.common import (
+    CHECKPOINT,
+    CUMULATE,
+    DECAY,
+    EXACT_DECAYS,
+    F1,
+    F2,
+    F3,
+    FOLD_ACC,
+    FOLD_D,
+    FOLD_K,
+    FOLD_LEFT,
+    FOLD_RIGHT,
+    HISTORY_D,
+    HISTORY_LEFT,
+    I1,
+    LOW_D,
+    LOW_K,
+    READ_LOW,
+    SCORE_LEFT,
+    compiled,
+)
+from harness.compiled.rounding import round_block, round_one, round_row
+
+
+@compiled(f"{F2}, int64, int64, {I1}, {F2}, {F1}", "float64")
+def history_decays(g, base, n, flags, c, W):
+    """W[:n] and the total decay of a history of n records whose g is g [L, 1]."""
+    mask = g.shape[0] - 1
+    if n == 0:
+        return 1.0
+    if flags[CUMULATE]:
+        last = g[(base + n - 1) & mask, 0]
+        for j in range(n):
+            W[j] = round_one(math.exp(round_one(last - g[(base + j) & mask, 0], c[DECAY])), c[DECAY])
+        return round_one(math.exp(last), c[DECAY])
+    if flags[EXACT_DECAYS]:
+        after = 0.0
+        for j in range(n - 1, -1, -1):
+            W[j] = math.exp(after)
+            after += g[(base + j) & mask, 0]
+        return math.exp(after)
+    total = 0.0
+    for j in range(n):
+        total += g[(base + j) & mask, 0]
+        W[j] = round_one(total, c[DECAY])
+    last = W[n - 1]
+    for j in range(n):
+        W[j] = round_one(math.exp(round_one(last - W[j], c[DECAY])), c[DECAY])
+    return round_one(math.exp(last), c[DECAY])
+
+
+@compiled(f"{F2}, {F2}, boolean, int64, int64, {F2}")
+def gather(ring, low, two, base, n, out):
+    """out[j] = record j of a history of n, of ring [L, width]; two: with its low part."""
+    mask, width = ring.shape[0] - 1, ring.shape[1]
+    for j in range(n):
+        row = (base + j) & mask
+        for i in range(width):
+            out[j, i] = ring[row, i]
+        if two:
+            for i in range(width):
+                out[j, i] += low[row, i]
+
+
+@compiled(f"{F2}, {F2}, boolean, {F2}, int64, int64, {I1}, {F2}, boolean, {F1}, {F2}", "float64")
+def decayed_writes(ring, low, two, g, base, n, flags, c, folding, W, out):
+    """out[j] = W_j d_j of a history of n, as a fold or a verify reads it; returns the total decay."""
+    total = history_decays(g, base, n, flags, c, W)
+    gather(ring, low, two, base, n, out)
+    for j in range(n):
+        for i in range(out.shape[1]):
+            out[j, i] *= W[j]
+    round_block(out, n, c[FOLD_D] if folding else c[HISTORY_D])
+    round_block(out, n, c[FOLD_LEFT] if folding else c[HISTORY_LEFT])
+    return total
+
+
+@compiled(f"{F2}, {F2}, {F2}, {F3}, {F3}, {F3}, int64, int64, {I1}, {F2}, boolean, {F2}, {F1}, {F2}, {F2}, {F2}")
+def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys, W, Wd, writes, out):
+    """out [r*V, K]: the state of C and a history of n records, for the r value heads of one key head.
+
+    kept: as the fold forms and stores it; otherwise as a verify reads it, C being the operand then. ring_k [L, K];
+    ring_d [r, L, V]; g [r, L, 1]; the rest is scratch, keys [L, K], W [L], Wd [L, V], writes [V, K]
+    """
+    V, K = writes.shape
+    reads = kept or flags[READ_LOW] != 0
+    gather(ring_k, low_k, reads and flags[LOW_K] != 0, base, n, keys)
+    if kept:
+        round_block(keys, n, c[FOLD_K])
+        round_block(keys, n, c[FOLD_RIGHT])
+    else:
+        round_block(keys, n, c[SCORE_LEFT])
+    for r in range(ring_d.shape[0]):
+        two = reads and flags[LOW_D] != 0
+        total = decayed_writes(ring_d[r], low_d[r], two, g[r], base, n, flags, c, kept, W, Wd)
+        np.dot(Wd[:n].T, keys[:n], writes)
+        for i in range(V):
+            row = r * V + i
+            for k in range(K):
+                out[row, k] = C[row, k] * total
+            if kept:
+                round_row(out, row, c[FOLD_ACC])
+            for k in range(K):
+                out[row, k] += writes[i, k]
+            if kept:
+                round_row(out, row, c[FOLD_ACC])
+                round_row(out, row, c[CHECKPOINT])

@@ -1,0 +1,86 @@
+"""Distances and products that the bookkeeping of a block asks for, compiled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from harness.compiled.common import F1, F2, F3, F4, F5, compiled, summing
+from harness.compiled.rounding import round_block, round_row
+
+
+@summing(f"{F2}, {F2}, int64", "UniTuple(float64, 2)")
+def square_sums(x, y, i):
+    """Sum of (x - y)^2 and of y^2 over row i."""
+    error, size = 0.0, 0.0
+    for k in range(x.shape[1]):
+        e = x[i, k] - y[i, k]
+        error += e * e
+        size += y[i, k] * y[i, k]
+    return error, size
+
+
+@njit(f"UniTuple(float64, 2)({F2}, {F2}, int64)", cache=True, error_model="numpy", nogil=True, fastmath={"nnan", "nsz"})
+def maxima(x, y, i):
+    """max|x - y| and max|y| over row i of numbers; what it says of NaN means nothing."""
+    worst, largest = 0.0, 0.0
+    for k in range(x.shape[1]):
+        worst = max(worst, abs(x[i, k] - y[i, k]))
+        largest = max(largest, abs(y[i, k]))
+    return worst, largest
+
+
+@compiled(f"{F2}, {F2}", "UniTuple(float64, 2)")
+def distance_of(X, S):
+    """||X - S||_F / ||S||_F and max|X - S| / max|S| of [V, K]; absolute where S is 0."""
+    error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
+    for i in range(S.shape[0]):
+        e, s = square_sums(X, S, i)
+        w, l = maxima(X, S, i)
+        error, size, worst, largest = error + e, size + s, max(worst, w), max(largest, l)
+    # a maximum may pass over a NaN, a sum does not
+    if math.isnan(error):
+        return np.nan, np.nan
+    return math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0), worst / (largest if largest > 0 else 1.0)
+
+
+@compiled(f"{F4}, {F4}, {F3}")
+def distance(X, S, out):
+    """out [n, HV, 2]: distance_of per head of X, S [n, HV, V, K]."""
+    for s in range(S.shape[0]):
+        for h in range(S.shape[1]):
+            out[s, h, 0], out[s, h, 1] = distance_of(X[s, h], S[s, h])
+
+
+@compiled(f"{F3}, {F3}, {F2}")
+def token_distance(x, y, out):
+    """out [HV, T]: ||x - y|| / ||y|| per token and head of [T, HV, V]; absolute where y is 0."""
+    for t in range(y.shape[0]):
+        for h in range(y.shape[1]):
+            error, size = square_sums(x[t], y[t], h)
+            out[h, t] = math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0)
+
+
+@compiled(f"{F5}, {F1}, {F1}, {F1}, {F1}, {F5}")
+def products(unit, key, left, right, acc, out):
+    """out [W, B, H, 2m, m]: k_hat then q_hat times k_hat' of every window, from unit [W, B, H, 2m, K]."""
+    W, B, H, m2, K = unit.shape
+    m = m2 // 2
+    first, second = np.empty((m2, K)), np.empty((m, K))
+    for i in range(W):
+        for b in range(B):
+            for h in range(H):
+                for t in range(m2):
+                    for k in range(K):
+                        first[t, k] = unit[i, b, h, t, k]
+                round_block(first, m2, key)
+                for t in range(m):
+                    for k in range(K):
+                        second[t, k] = first[t, k]
+                round_block(first, m2, left)
+                round_block(second, m, right)
+                into = out[i, b, h]
+                np.dot(first, second.T, into)
+                round_row(into.reshape(1, m2 * m), 0, acc)

@@ -1,0 +1,132 @@
+"""Tokens one after the other over the rows of a state, compiled. Formulas: harness.reference.verify.TokenPass.
+
+Rows of S are independent: each passes all its tokens in cache. Where the accumulator is rounded after every n
+products, the columns of S, k and q come in an order in which each block is a run, edges[b] to edges[b + 1].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.compiled.common import (
+    F1,
+    F2,
+    F3,
+    F4,
+    I1,
+    OUTPUT,
+    RECURRENT_ACC,
+    RECURRENT_LEFT,
+    STEP,
+    D,
+    compiled,
+    summing,
+)
+from harness.compiled.rounding import EXACT, FP32, round_one, round_row
+
+
+@summing(f"{F2}, int64, {F2}, int64, {I1}, {F1}", "float64")
+def product(x, i, y, t, edges, acc):
+    """x[i] . y[t], rounded after every block."""
+    total = 0.0
+    for b in range(edges.shape[0] - 1):
+        left, right = x[i, edges[b] : edges[b + 1]], y[t, edges[b] : edges[b + 1]]
+        part = 0.0
+        for j in range(left.shape[0]):
+            part += left[j] * right[j]
+        part = round_one(part, acc)
+        total = part if b == 0 else round_one(total + part, acc)
+    return total
+
+
+@summing(f"{F2}, int64, {F2}, int64, int64, {F2}, int64, float64, float64, {I1}, {F1}", "UniTuple(float64, 2)")
+def step_fp32(S, i, k, t, after, q, lane, x, decay, edges, acc):
+    """S[i] <- decay S[i] + x k[t] in fp32; returns its products with q[lane] and with k[after]."""
+    out, prediction = 0.0, 0.0
+    for b in range(edges.shape[0] - 1):
+        lo, hi = edges[b], edges[b + 1]
+        row, key, later, query = S[i, lo:hi], k[t, lo:hi], k[after, lo:hi], q[lane, lo:hi]
+        first, second = 0.0, 0.0
+        for j in range(row.shape[0]):
+            s = np.float64(np.float32(decay * row[j] + x * key[j]))
+            row[j] = s
+            first += s * query[j]
+            second += s * later[j]
+        first, second = round_one(first, acc), round_one(second, acc)
+        out = first if b == 0 else round_one(out + first, acc)
+        prediction = second if b == 0 else round_one(prediction + second, acc)
+    return out, prediction
+
+
+@summing(f"{F2}, {F2}, {F2}, {F2}, {F1}, {F1}, int64, {I1}, {F2}, {F2}, {F2}", "void")
+def pass_rows(S, k, q, v, gain, eg, n, edges, c, o, d):
+    """S [V, K] after n tokens, in place; o and d [n, V] of those tokens.
+
+    k, q [n, K] as the product reads them, q without rows in a replay; v [n, V] is beta v, gain [n] what the
+    prediction is taken off with, eg [n] the decay
+    """
+    V, K = S.shape
+    acc, outputs = c[RECURRENT_ACC], q.shape[0] > 0
+    read = np.empty((1, K))
+    fused = c[RECURRENT_LEFT, 0] == EXACT and c[STEP, 0] == FP32
+    queries = q if outputs else k
+    for i in range(V):
+        total = 0.0
+        if fused:
+            total = product(S, i, k, 0, edges, acc)
+        for t in range(n):
+            if fused:
+                x = round_one(v[t, i] - gain[t] * total, c[D])
+                put, total = step_fp32(S, i, k, t, min(t + 1, n - 1), queries, t, x, eg[t], edges, acc)
+            else:
+                for j in range(K):
+                    read[0, j] = S[i, j]
+                round_row(read, 0, c[RECURRENT_LEFT])
+                x = round_one(v[t, i] - gain[t] * product(read, 0, k, t, edges, acc), c[D])
+                for j in range(K):
+                    S[i, j] = eg[t] * S[i, j] + x * k[t, j]
+                round_row(S, i, c[STEP])
+                for j in range(K):
+                    read[0, j] = S[i, j]
+                round_row(read, 0, c[RECURRENT_LEFT])
+                put = product(read, 0, queries, t, edges, acc)
+            d[t, i] = x
+            if outputs:
+                o[t, i] = round_one(put, c[OUTPUT])
+
+
+@compiled(f"{F2}, {I1}, {F2}")
+def in_order(x, order, out):
+    """Columns of x as `order` has them, into the first rows of out."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, order[j]]
+
+
+@compiled(f"{F2}, {I1}, {F2}")
+def back_in_place(x, order, out):
+    """What undoes in_order."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, order[j]] = x[i, j]
+
+
+@compiled(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}, {F4}")
+def token_pass(S, k, q, v, gain, eg, lengths, order, edges, c, out, o, d):
+    """out [n, HV, V, K]: S after lengths[s] tokens of slot s; o and d [n, HV, m, V] of those tokens.
+
+    k, q [n, H, m, K]; v [n, HV, m, V]; gain, eg [n, HV, m]; as pass_rows reads them, columns not yet in order
+    """
+    n, HV, V, K = S.shape
+    m, group, queries = k.shape[2], HV // k.shape[1], q.shape[2]
+    state, keys, asked = np.empty((V, K)), np.empty((m, K)), np.empty((queries, K))
+    for s in range(n):
+        for h in range(HV):
+            in_order(S[s, h], order, state)
+            if lengths[s]:
+                in_order(k[s, h // group], order, keys)
+                if queries:
+                    in_order(q[s, h // group], order, asked)
+                where = o[s, h] if queries else d[s, h]
+                pass_rows(state, keys, asked, v[s, h], gain[s, h], eg[s, h], lengths[s], edges, c, where, d[s, h])
+            back_in_place(state, order, out[s, h])

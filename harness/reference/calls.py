@@ -1,0 +1,75 @@
+"""A block of steps through the calls every design answers: verify, commit, and read at the points of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.reference.state import EmulatedState
+from harness.window import Step, Windows
+
+
+@dataclass
+class Truth:
+    """What the oracle says of a block. Where slots have fewer points or tokens than others, the rest holds anything."""
+
+    S: Tensor  # [P, B, HV, V, K] state at every grid point
+    o: Tensor  # [B, T, HV, V] outputs and writes of the committed tokens between them
+    d: Tensor
+
+
+@dataclass
+class Seen:
+    """What a design did over a block."""
+
+    o: Tensor  # [B, T, HV, V] outputs and writes of the committed tokens
+    d: Tensor
+    errors: np.ndarray  # [B, P, HV, 4] relative error of the served state, Frobenius and max, then of the kept one
+    history: np.ndarray  # [B, P] records behind the design's own checkpoint at every grid point
+    folded: np.ndarray  # [B, P] whether it folds there
+
+
+def by_calls(
+    design: Any, state: EmulatedState, windows: Windows, block: Any, look: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
+    """(o, d) [B, T, HV, V] of the committed tokens; look(i) after every step i.
+
+    block: accepted [W, B] and committed, as harness.schedule.Block has them
+    """
+    results = []
+    for i, row in enumerate(block.accepted):
+        step = Step(windows, i)
+        results.append(design.verify(state, step))
+        design.commit(state, step.slots, row[step.slots].tolist())
+        look(i)
+    return committed(results, "o", block), committed(results, "d", block)
+
+
+def committed(results: list[Any], name: str, block: Any) -> Tensor:
+    """o or d of the committed lanes of every step's result, [B, T, HV, V]."""
+    parts = [getattr(r, name) for r in results]
+    widest = max(x.shape[-1] for x in parts)
+    # a token pass stops at the last accepted lane
+    parts = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in parts]
+    _, step, lane = block.committed
+    at = [torch.from_numpy(x).to(parts[0].device) for x in (step, np.arange(len(step))[:, None], lane)]
+    return torch.stack(parts).permute(0, 1, 4, 2, 3)[at[0], at[1], at[2]]
+
+
+def committed_lanes(accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Committed tokens per slot [B], and the step and lane of each of them, [B, T], zero behind a slot's last.
+
+    accepted [W, B]
+    """
+    counts = accepted.sum(0)
+    step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
+    inside = np.arange(accepted.max()) < accepted[..., None]
+    for b, n in enumerate(counts):
+        step[b, :n], lane[b, :n] = np.nonzero(inside[:, b])
+    return counts, step, lane

@@ -1,0 +1,117 @@
+"""One step of a batch of windows as the readable verifies read it.
+
+Slots and heads are merged, N = B*HV and M = B*H, so that one batched product serves all of them; operands of products
+are read already (harness.arithmetic.Dot.lhs and .rhs), for the whole batch at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.arithmetic import Arithmetic, Operand
+from harness.reference.inverse import INVERSES
+from harness.window import Windows
+
+
+class WindowStep(NamedTuple):
+    """What a chunked verify reads; products' operands are read already (harness.arithmetic.Dot.read)."""
+
+    kq: Operand  # [M, K, 2m] k_hat then q_hat, for the checkpoint
+    kq_score: Operand  # the same for the ring's k_hat
+    v: Tensor  # [N, V, m]
+    beta: Tensor  # [N, 1, m]
+    eR: Tensor  # [N, 1, m] what the right-hand side takes S0 with: e^{G_i}, unless conventions.decay is "after"
+    eG: Tensor  # [N, 1, m]
+    X: Operand  # [N, m, m] what the inverse formed of A
+    F: Operand  # [N, m, m] transposed: F_ji
+
+
+class TokenStep(NamedTuple):
+    """What a token-by-token pass reads, one entry per lane."""
+
+    qk: list[Operand]  # m+1 of [M, K, 2]: q_hat of the lane before, k_hat of this one
+    k: list[Tensor]  # [M, 1, K] k_hat
+    v: list[Tensor]  # [N, V, 1] beta v
+    gain: list[Tensor]  # [N, 1, 1] beta e^g, what the old state's prediction is taken off with
+    eg: list[Tensor]  # [N, 1, 1]
+
+
+def window_steps(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowStep]:
+    """One WindowStep per step."""
+
+    def compute() -> list[WindowStep]:
+        s, of, W, m = windows.shape, a.sites.key, windows.W, windows.m
+        N, M = windows.B * s.HV, windows.B * s.H
+        kq = windows.memo(("columns", of, a.conventions), lambda: windows.both_keys(a).mT.contiguous())
+        kq = kq.view(W, M, s.K, 2 * m)
+        one, two = a.dots.state, a.dots.history_score
+        # a dot in blocks spreads its right operand, so the key is more than the rounding
+        state = windows.memo(("read kq", one, of, a.conventions), lambda: one.rhs(kq, of))
+        score = windows.memo(("read kq", two, of, a.conventions), lambda: two.rhs(kq, of))
+        formed = windows.formed(a, inverse)
+        # a solve on the right-hand side has no product R T' to read operands for
+        explicit = INVERSES[inverse].explicit
+        X = a.dots.solve.rhs(formed.mT.contiguous(), a.sites.inverse) if explicit else (formed,)
+        F = a.dots.output.rhs(windows.scores(a)[1].mT.contiguous(), a.sites.gram)
+        square = (W, N, m, m)
+        columns = (
+            _unbind(state),
+            _unbind(score),
+            windows.memo(("v columns",), lambda: windows.v.mT.contiguous()).view(W, N, s.V, m).unbind(0),
+            windows.gates(a)[1].view(W, N, 1, m).unbind(0),
+            windows.before(a)[0].view(W, N, 1, m).unbind(0),
+            windows.decays(a)[0].view(W, N, 1, m).unbind(0),
+            _unbind(tuple(x.view(square) for x in X)),
+            _unbind(tuple(x.view(square) for x in F)),
+        )
+        return [WindowStep(*row) for row in zip(*columns, strict=True)]
+
+    return windows.memo(("window", a, inverse), compute)
+
+
+def token_steps(windows: Windows, a: Arithmetic) -> list[TokenStep]:
+    """One TokenStep per step."""
+
+    def compute() -> list[TokenStep]:
+        k, q = windows.keys(a)
+        return pass_steps(k, q, windows.v, windows.gates(a)[1], windows.token_decays(a), a)
+
+    return windows.memo(("tokens", a), compute)
+
+
+def pass_steps(k: Tensor, q: Tensor | None, v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> list[TokenStep]:
+    """Lane-major operands of a token-by-token pass over W windows of m lanes.
+
+    k, q  [W, B, H, m, K] normalised and rounded; no q: zeros, as a replay has no queries
+    v     [W, B, HV, m, V]
+    beta, eg  [W, B, HV, m]
+    """
+    W, B, H, m, K = k.shape
+    M, N = B * H, B * v.shape[2]
+    lanes = k.permute(0, 3, 1, 2, 4).reshape(W, m, M, K)
+    qk = torch.zeros(W, m + 1, M, K, 2, dtype=k.dtype, device=k.device)
+    qk[:, :m, ..., 1] = lanes
+    if q is not None:
+        qk[:, 1:, ..., 0] = q.permute(0, 3, 1, 2, 4).reshape(W, m, M, K)
+    read = a.dots.recurrent.rhs(qk, a.sites.key)
+    pairs = [x.unbind(0) for x in read]
+    k_steps = lanes.view(W, m, M, 1, K).unbind(0)
+    v_steps = (v * beta[..., None]).reshape(W, N, m, -1, 1).transpose(1, 2).contiguous().unbind(0)
+    gain = beta * eg if a.conventions.decay == "before" else beta
+    scalars = [x.reshape(W, N, m).permute(0, 2, 1).contiguous().view(W, m, N, 1, 1).unbind(0) for x in (gain, eg)]
+    return [
+        TokenStep(
+            list(zip(*(p[i].unbind(0) for p in pairs), strict=True)),
+            list(k_steps[i].unbind(0)),
+            list(v_steps[i].unbind(0)),
+            *(list(x[i].unbind(0)) for x in scalars),
+        )
+        for i in range(W)
+    ]
+
+
+def _unbind(read: Operand) -> list[Operand]:
+    return list(zip(*(x.unbind(0) for x in read), strict=True))
