@@ -108,14 +108,18 @@ def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys,
         two = reads and flags[LOW_D] != 0
         total = decayed_writes(ring_d[r], low_d[r], two, g[r], base, n, flags, c, kept, W, Wd)
         np.dot(Wd[:n].T, keys[:n], writes)
+        if not kept:
+            for i in range(V):
+                for k in range(K):
+                    out[r * V + i, k] = C[r * V + i, k] * total + writes[i, k]
+            continue
+        whole = out[r * V : (r + 1) * V].reshape(1, V * K)
         for i in range(V):
-            row = r * V + i
             for k in range(K):
-                out[row, k] = C[row, k] * total
-            if kept:
-                round_row(out, row, c[FOLD_ACC])
+                out[r * V + i, k] = C[r * V + i, k] * total
+        round_row(whole, 0, c[FOLD_ACC])
+        for i in range(V):
             for k in range(K):
-                out[row, k] += writes[i, k]
-            if kept:
-                round_row(out, row, c[FOLD_ACC])
-                round_row(out, row, c[CHECKPOINT])
+                out[r * V + i, k] += writes[i, k]
+        round_row(whole, 0, c[FOLD_ACC])
+        round_row(whole, 0, c[CHECKPOINT])

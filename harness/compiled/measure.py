@@ -5,45 +5,32 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from harness.compiled.common import F1, F2, F3, F4, F5, compiled, summing
-from harness.compiled.rounding import round_block, round_row
+from harness.compiled.rounding import bits, number, round_block, round_row
+
+MAGNITUDE = 0x7FFFFFFFFFFFFFFF
 
 
-@summing(f"{F2}, {F2}, int64", "UniTuple(float64, 2)")
-def square_sums(x, y, i):
-    """Sum of (x - y)^2 and of y^2 over row i."""
-    error, size = 0.0, 0.0
-    for k in range(x.shape[1]):
-        e = x[i, k] - y[i, k]
+@summing(f"{F1}, {F1}", "Tuple((float64, float64, int64, int64))")
+def sums_and_maxima(x, y):
+    """Sum of (x - y)^2 and of y^2; max|x - y| and max|y| as patterns, which order as numbers do, NaN on top."""
+    error, size, worst, largest = 0.0, 0.0, 0, 0
+    for k in range(x.shape[0]):
+        e = x[k] - y[k]
         error += e * e
-        size += y[i, k] * y[i, k]
-    return error, size
-
-
-@njit(f"UniTuple(float64, 2)({F2}, {F2}, int64)", cache=True, error_model="numpy", nogil=True, fastmath={"nnan", "nsz"})
-def maxima(x, y, i):
-    """max|x - y| and max|y| over row i of numbers; what it says of NaN means nothing."""
-    worst, largest = 0.0, 0.0
-    for k in range(x.shape[1]):
-        worst = max(worst, abs(x[i, k] - y[i, k]))
-        largest = max(largest, abs(y[i, k]))
-    return worst, largest
+        size += y[k] * y[k]
+        worst = max(worst, bits(e) & MAGNITUDE)
+        largest = max(largest, bits(y[k]) & MAGNITUDE)
+    return error, size, worst, largest
 
 
 @compiled(f"{F2}, {F2}", "UniTuple(float64, 2)")
 def distance_of(X, S):
     """||X - S||_F / ||S||_F and max|X - S| / max|S| of [V, K]; absolute where S is 0."""
-    error, size, worst, largest = 0.0, 0.0, 0.0, 0.0
-    for i in range(S.shape[0]):
-        e, s = square_sums(X, S, i)
-        w, l = maxima(X, S, i)
-        error, size, worst, largest = error + e, size + s, max(worst, w), max(largest, l)
-    # a maximum may pass over a NaN, a sum does not
-    if math.isnan(error):
-        return np.nan, np.nan
-    return math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0), worst / (largest if largest > 0 else 1.0)
+    error, size, worst, largest = sums_and_maxima(X.reshape(X.size), S.reshape(S.size))
+    scale, most = math.sqrt(size), number(largest)
+    return math.sqrt(error) / (scale if scale != 0 else 1.0), number(worst) / (most if most != 0 else 1.0)
 
 
 @compiled(f"{F4}, {F4}, {F3}")
@@ -59,8 +46,9 @@ def token_distance(x, y, out):
     """out [HV, T]: ||x - y|| / ||y|| per token and head of [T, HV, V]; absolute where y is 0."""
     for t in range(y.shape[0]):
         for h in range(y.shape[1]):
-            error, size = square_sums(x[t], y[t], h)
-            out[h, t] = math.sqrt(error) / (math.sqrt(size) if size > 0 else 1.0)
+            error, size, _, _ = sums_and_maxima(x[t, h], y[t, h])
+            scale = math.sqrt(size)
+            out[h, t] = math.sqrt(error) / (scale if scale != 0 else 1.0)
 
 
 @compiled(f"{F5}, {F1}, {F1}, {F1}, {F1}, {F5}")

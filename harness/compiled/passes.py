@@ -22,7 +22,7 @@ from harness.compiled.common import (
     compiled,
     summing,
 )
-from harness.compiled.rounding import EXACT, FP32, round_one, round_row
+from harness.compiled.rounding import EXACT, FP32, round_block, round_one, round_row
 
 
 @summing(f"{F2}, int64, {F2}, int64, {I1}, {F1}", "float64")
@@ -39,23 +39,33 @@ def product(x, i, y, t, edges, acc):
     return total
 
 
-@summing(f"{F2}, int64, {F2}, int64, int64, {F2}, int64, float64, float64, {I1}, {F1}", "UniTuple(float64, 2)")
-def step_fp32(S, i, k, t, after, q, lane, x, decay, edges, acc):
-    """S[i] <- decay S[i] + x k[t] in fp32; returns its products with q[lane] and with k[after]."""
-    out, prediction = 0.0, 0.0
+@summing(f"{F2}, int64, int64, {F2}, int64, int64, {F2}, float64, float64, float64, {I1}, {F1}", "UniTuple(float64, 4)")
+def step_fp32(S, i, j, k, t, after, q, x, y, decay, edges, acc):
+    """S[i] <- decay S[i] + x k[t] in fp32, S[j] with y; returns their products with q[t], then with k[after].
+
+    Two rows at a time, as each of their sums has to wait for itself.
+    """
+    first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     for b in range(edges.shape[0] - 1):
         lo, hi = edges[b], edges[b + 1]
-        row, key, later, query = S[i, lo:hi], k[t, lo:hi], k[after, lo:hi], q[lane, lo:hi]
-        first, second = 0.0, 0.0
-        for j in range(row.shape[0]):
-            s = np.float64(np.float32(decay * row[j] + x * key[j]))
-            row[j] = s
-            first += s * query[j]
-            second += s * later[j]
-        first, second = round_one(first, acc), round_one(second, acc)
-        out = first if b == 0 else round_one(out + first, acc)
-        prediction = second if b == 0 else round_one(prediction + second, acc)
-    return out, prediction
+        upper, lower, key, later, query = S[i, lo:hi], S[j, lo:hi], k[t, lo:hi], k[after, lo:hi], q[t, lo:hi]
+        a, b_, c, d = 0.0, 0.0, 0.0, 0.0
+        for n in range(key.shape[0]):
+            s = np.float64(np.float32(decay * upper[n] + x * key[n]))
+            u = np.float64(np.float32(decay * lower[n] + y * key[n]))
+            upper[n] = s
+            lower[n] = u
+            a += s * query[n]
+            b_ += u * query[n]
+            c += s * later[n]
+            d += u * later[n]
+        a, b_, c, d = round_one(a, acc), round_one(b_, acc), round_one(c, acc), round_one(d, acc)
+        if b == 0:
+            first, second, third, fourth = a, b_, c, d
+        else:
+            first, second = round_one(first + a, acc), round_one(second + b_, acc)
+            third, fourth = round_one(third + c, acc), round_one(fourth + d, acc)
+    return first, second, third, fourth
 
 
 @summing(f"{F2}, {F2}, {F2}, {F2}, {F1}, {F1}, int64, {I1}, {F2}, {F2}, {F2}", "void")
@@ -67,18 +77,22 @@ def pass_rows(S, k, q, v, gain, eg, n, edges, c, o, d):
     """
     V, K = S.shape
     acc, outputs = c[RECURRENT_ACC], q.shape[0] > 0
-    read = np.empty((1, K))
-    fused = c[RECURRENT_LEFT, 0] == EXACT and c[STEP, 0] == FP32
     queries = q if outputs else k
-    for i in range(V):
-        total = 0.0
-        if fused:
-            total = product(S, i, k, 0, edges, acc)
-        for t in range(n):
-            if fused:
-                x = round_one(v[t, i] - gain[t] * total, c[D])
-                put, total = step_fp32(S, i, k, t, min(t + 1, n - 1), queries, t, x, eg[t], edges, acc)
-            else:
+    if c[RECURRENT_LEFT, 0] == EXACT and c[STEP, 0] == FP32:
+        for i in range(0, V, 2):
+            # an odd last row goes with itself
+            j = min(i + 1, V - 1)
+            one, two = product(S, i, k, 0, edges, acc), product(S, j, k, 0, edges, acc)
+            for t in range(n):
+                x, y = round_one(v[t, i] - gain[t] * one, c[D]), round_one(v[t, j] - gain[t] * two, c[D])
+                d[t, i], d[t, j] = x, y
+                put, out, one, two = step_fp32(S, i, j, k, t, min(t + 1, n - 1), queries, x, y, eg[t], edges, acc)
+                if outputs:
+                    o[t, i], o[t, j] = put, out
+    else:
+        read = np.empty((1, K))
+        for i in range(V):
+            for t in range(n):
                 for j in range(K):
                     read[0, j] = S[i, j]
                 round_row(read, 0, c[RECURRENT_LEFT])
@@ -89,10 +103,11 @@ def pass_rows(S, k, q, v, gain, eg, n, edges, c, o, d):
                 for j in range(K):
                     read[0, j] = S[i, j]
                 round_row(read, 0, c[RECURRENT_LEFT])
-                put = product(read, 0, queries, t, edges, acc)
-            d[t, i] = x
-            if outputs:
-                o[t, i] = round_one(put, c[OUTPUT])
+                d[t, i] = x
+                if outputs:
+                    o[t, i] = product(read, 0, queries, t, edges, acc)
+    if outputs:
+        round_block(o, n, c[OUTPUT])
 
 
 @compiled(f"{F2}, {I1}, {F2}")

@@ -28,13 +28,13 @@ def code(rounding: Rounding, of: Rounding | None = None) -> np.ndarray:
 
 
 @intrinsic
-def _bits(typing, x):
+def bits(typing, x):
     """The pattern of an fp64 number."""
     return int64(float64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(64))
 
 
 @intrinsic
-def _number(typing, i):
+def number(typing, i):
     """The fp64 number of a pattern."""
     return float64(int64), lambda context, builder, sig, args: builder.bitcast(args[0], ir.DoubleType())
 
@@ -47,7 +47,7 @@ def round_one(x, c):
         return x
     if kind == FP32:
         return np.float64(np.float32(x))
-    quantum = _number(_bits(x) & 0x7FF0000000000000)
+    quantum = number(bits(x) & 0x7FF0000000000000)
     quantum = min(max(quantum, 2.0 ** c[EMIN]), 2.0**1000) * 2.0 ** (1.0 - c[P])
     y = x / quantum
     if kind == NEAREST:
@@ -76,26 +76,24 @@ def round_row(x, row, c):
     low, unit, limit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P]), c[MAX]
     special = False
     for i in range(n):
-        special |= _number(_bits(x[row, i]) & 0x7FF0000000000000) >= limit
+        special |= number(bits(x[row, i]) & 0x7FF0000000000000) >= limit
     if special:
         # near the top of the range or not finite: one at a time
         for i in range(n):
             x[row, i] = round_one(x[row, i], c)
     elif kind == NEAREST:
         for i in range(n):
-            quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
+            quantum = max(number(bits(x[row, i]) & 0x7FF0000000000000), low) * unit
             # the reciprocal of a power of two, by its pattern: a division would be the cost of the loop
-            x[row, i] = np.rint(x[row, i] * _number(0x7FE0000000000000 - _bits(quantum))) * quantum
+            x[row, i] = np.rint(x[row, i] * number(0x7FE0000000000000 - bits(quantum))) * quantum
     else:
         for i in range(n):
-            quantum = max(_number(_bits(x[row, i]) & 0x7FF0000000000000), low) * unit
-            x[row, i] = np.trunc(x[row, i] * _number(0x7FE0000000000000 - _bits(quantum))) * quantum
+            quantum = max(number(bits(x[row, i]) & 0x7FF0000000000000), low) * unit
+            x[row, i] = np.trunc(x[row, i] * number(0x7FE0000000000000 - bits(quantum))) * quantum
 
 
 @njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
 def round_block(x, rows, c):
     """The first rows of x, in place."""
-    if c[KIND] == EXACT:
-        return
-    for i in range(rows):
-        round_row(x, i, c)
+    if c[KIND] != EXACT and rows:
+        round_row(x[:rows].reshape(1, rows * x.shape[1]), 0, c)

@@ -50,22 +50,21 @@ from harness.compiled.rounding import round_block, round_one, round_row
 @compiled(f"{F2}, {I1}, {F2}, {F2}")
 def read_checkpoint(C, flags, c, out):
     """out [rows, K]: C as products read it."""
-    rows, K = C.shape
-    high = np.empty((1, K))
-    for i in range(rows):
-        for k in range(K):
+    whole = out.reshape(1, out.size)
+    for i in range(C.shape[0]):
+        for k in range(C.shape[1]):
             out[i, k] = C[i, k]
-        round_row(out, i, c[STATE_OPERAND])
-        if flags[TWO_PARTS]:
-            for k in range(K):
-                high[0, k] = out[i, k]
-            round_row(high, 0, c[STATE_LEFT])
-            for k in range(K):
-                out[i, k] -= high[0, k]
-        round_row(out, i, c[STATE_LEFT])
-        if flags[TWO_PARTS]:
-            for k in range(K):
-                out[i, k] += high[0, k]
+    round_row(whole, 0, c[STATE_OPERAND])
+    if flags[TWO_PARTS]:
+        high = whole.copy()
+        round_row(high, 0, c[STATE_LEFT])
+        for k in range(out.size):
+            whole[0, k] -= high[0, k]
+        round_row(whole, 0, c[STATE_LEFT])
+        for k in range(out.size):
+            whole[0, k] += high[0, k]
+    else:
+        round_row(whole, 0, c[STATE_LEFT])
 
 
 @compiled(f"{F2}, {F2}, {F2}")
