@@ -6,7 +6,7 @@ JOBS ?= auto
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 # the CPU kernels are compiled once and kept; later imports load them
-COMPILE := $(PY) -c 'import harness.compiled.design'
+COMPILE := $(PY) -c 'import harness.compiled.lockstep, harness.compiled.inspect'
 INPUTS := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

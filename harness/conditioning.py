@@ -23,6 +23,25 @@ EXACT = Arithmetic()
 
 def conditioning(windows: Windows, a: Arithmetic = EXACT) -> np.ndarray:
     """[W, B, HV, 5]: cond_2, cond_inf, Skeel || |T||I+A| ||_inf, max_p max (|A|^p)_ij, gate span max G - min G."""
+    if windows.g.device.type == "cpu":
+        from harness.compiled.inspect import conditioning
+
+        return conditioning(windows, a)
+    return condition_numbers(windows, a).cpu().numpy()
+
+
+def inner(windows: Windows, a: Arithmetic, inverse: str, operator: bool) -> np.ndarray:
+    """[W, B, HV, 1 or 3]: residual, and with `operator` norm and spectral radius of the window operator."""
+    if windows.g.device.type == "cpu" and windows.m <= windows.shape.K:
+        from harness.compiled.inspect import inner
+
+        return inner(windows, a, inverse, operator)
+    parts = [residual(windows, a, inverse), *(window_operator(windows, a, inverse) if operator else ())]
+    return torch.stack(parts, -1).cpu().numpy()
+
+
+def condition_numbers(windows: Windows, a: Arithmetic = EXACT) -> Tensor:
+    """conditioning by batched operations."""
     A, m = windows.scores(a)[0], windows.m
     T = windows.formed(a, "substitution")
     eye = torch.eye(m, dtype=A.dtype, device=A.device)
@@ -38,7 +57,7 @@ def conditioning(windows: Windows, a: Arithmetic = EXACT) -> np.ndarray:
     G = torch.cat((torch.zeros_like(G[..., :1]), G), -1)
     # a padded lane repeats the G before it and cannot widen the span
     span = G.amax(-1) - G.amin(-1)
-    return torch.stack((sigma[..., 0] / sigma[..., -1], rows, skeel, largest, span), -1).cpu().numpy()
+    return torch.stack((sigma[..., 0] / sigma[..., -1], rows, skeel, largest, span), -1)
 
 
 def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:

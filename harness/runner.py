@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Conventions
-from harness.conditioning import conditioning, has_operator, residual, window_operator
+from harness.conditioning import conditioning, has_operator, inner
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs, oracle_engine
@@ -173,7 +173,10 @@ class Runner:
         """Whether the exact state of a row is zero, in row order."""
         if not block.events:
             return None
-        return self._ordered(block, ~truth.S.flatten(-2).any(-1).cpu().numpy().swapaxes(0, 1))
+        some = truth.S[..., 0, :].any(-1)
+        if not some.all():
+            some = truth.S.flatten(-2).any(-1)
+        return self._ordered(block, ~some.cpu().numpy().swapaxes(0, 1))
 
     def _oracle_rows(
         self, block: Block, windows: Windows, pieces: Pieces | None, since: SinceLast, zero: np.ndarray | None
@@ -224,10 +227,8 @@ class Runner:
         spec, a = arm.design.spec, arm.design.arithmetic
         if not has_operator(spec.verify, "product", spec.inverse):
             return None
-        parts = [residual(windows, a, spec.inverse)]
-        if has_operator(spec.verify, spec.fold, spec.inverse):
-            parts += window_operator(windows, a, spec.inverse)
-        return arm.since.add(torch.stack(parts, -1).cpu().numpy(), block.lengths > 0, block.ends)
+        values = inner(windows, a, spec.inverse, has_operator(spec.verify, spec.fold, spec.inverse))
+        return arm.since.add(values, block.lengths > 0, block.ends)
 
     def _stages(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
         """First non-finite site of every row, None where all is finite; found by running the block again."""

@@ -49,7 +49,8 @@ def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]
     torch.set_num_threads(1)
     if device == "cpu":
         # compiled or loaded once, before the processes part
-        import harness.compiled.design  # noqa: F401
+        import harness.compiled.inspect
+        import harness.compiled.lockstep  # noqa: F401
     if len(parts) == 1:
         keep_memory()
         with torch.inference_mode():

@@ -10,7 +10,7 @@ import torch
 from helpers import SHAPE, close, draw, unit, windows
 
 from harness.arithmetic import Arithmetic, Conventions, Rounding, Sites
-from harness.conditioning import conditioning, has_operator, residual, window_operator
+from harness.conditioning import condition_numbers, conditioning, has_operator, inner, residual, window_operator
 from harness.reference import inverse
 from harness.tokens import Shape, Tokens
 from harness.window import Windows
@@ -157,3 +157,32 @@ def test_designs_without_an_inverse_have_no_operator() -> None:
     assert not has_operator("window", "replay", "substitution")
     assert not has_operator("tokens", "snapshot", "substitution")
     assert not has_operator("window", "product", "rhs_solve")
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 9])
+@pytest.mark.parametrize("kind", CASES)
+def test_matrix_by_matrix_is_batch_by_batch(kind: str, m: int) -> None:
+    """Faults: rotations that stop early or turn the wrong way, a root of the wrong triangle, a radius left open."""
+    _, _, ready = table(kind, m)
+    found = conditioning(ready)
+    # both lose cond_2 u
+    np.testing.assert_allclose(found, condition_numbers(ready), rtol=1e-13 * found[..., 0].max(), atol=1e-14)
+    low = Arithmetic(Sites(gram=Rounding("bf16"), inverse=Rounding("bf16")))
+    for name in inverse.INVERSES:
+        for a in (EXACT, low) if inverse.INVERSES[name].explicit else ():
+            values = inner(ready, a, name, True)
+            parts = [residual(ready, a, name), *window_operator(ready, a, name)]
+            close("residual", values[..., 0], parts[0], 1e-15)
+            # a singular Gram matrix costs half the digits, as above
+            close("norm", values[..., 1], parts[1], 1e-6)
+            close("radius", values[..., 2], parts[2], 1e-6)
+            assert (inner(ready, a, name, False) == values[..., :1]).all()
+
+
+def test_a_matrix_that_is_no_number_says_so() -> None:
+    """Faults: NaN passed over by a maximum, or a rotation that never ends on it."""
+    _, _, ready = table("random", 4)
+    ready.g[0, 0, 1, 2], ready.beta[0, 1, 0, 1] = -torch.inf, torch.nan
+    values, numbers = inner(ready, Arithmetic(Sites(decay=Rounding("fp32"))), "substitution", True), conditioning(ready)
+    assert np.isnan(values[0, 0, 1]).all() and np.isnan(values[0, 1, 0]).all() and np.isfinite(values[1, 0]).all()
+    assert np.isnan(numbers[0, 1, 0, 0]) and np.isfinite(numbers[0, 0, 1, :4]).all()

@@ -81,7 +81,7 @@ def codes(a: Arithmetic) -> np.ndarray:
         "fold_k": code(s.fold_k, high),
         "fold_right": code(d.fold.right, s.fold_k),
         "fold_acc": code(d.fold.accumulate),
-        "checkpoint": code(s.checkpoint),
+        "checkpoint": code(s.checkpoint, d.fold.accumulate),
         "replayed": code(s.checkpoint, s.step),
         "step": code(s.step),
         "recurrent_left": code(d.recurrent.left, s.step),

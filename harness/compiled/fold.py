@@ -33,7 +33,9 @@ from harness.compiled.common import (
     SCORE_LEFT,
     compiled,
 )
-from harness.compiled.rounding import round_block, round_one, round_row
+from harness.compiled.rounding import EXACT, FP32, round_block, round_one
+
+FEW = 32  # rows of a state that pass all roundings of a fold while they are in cache
 
 
 @compiled(f"{F2}, int64, int64, {I1}, {F2}, {F1}", "float64")
@@ -89,6 +91,31 @@ def decayed_writes(ring, low, two, g, base, n, flags, c, folding, W, out):
     return total
 
 
+@compiled(f"{F2}, float64, {F2}, {F2}, boolean, {F2}")
+def accumulate(C, total, writes, c, kept, out):
+    """out = total C + writes, a few rows of K, as the fold's accumulator and the checkpoint round it if kept."""
+    rows, K = C.shape
+    if not kept or c[FOLD_ACC, 0] == EXACT:
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] = C[i, k] * total + writes[i, k]
+    elif c[FOLD_ACC, 0] == FP32:
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] = np.float64(np.float32(np.float64(np.float32(C[i, k] * total)) + writes[i, k]))
+    else:
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] = C[i, k] * total
+        round_block(out, rows, c[FOLD_ACC])
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] += writes[i, k]
+        round_block(out, rows, c[FOLD_ACC])
+    if kept:
+        round_block(out, rows, c[CHECKPOINT])
+
+
 @compiled(f"{F2}, {F2}, {F2}, {F3}, {F3}, {F3}, int64, int64, {I1}, {F2}, boolean, {F2}, {F1}, {F2}, {F2}, {F2}")
 def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys, W, Wd, writes, out):
     """out [r*V, K]: the state of C and a history of n records, for the r value heads of one key head.
@@ -108,18 +135,6 @@ def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys,
         two = reads and flags[LOW_D] != 0
         total = decayed_writes(ring_d[r], low_d[r], two, g[r], base, n, flags, c, kept, W, Wd)
         np.dot(Wd[:n].T, keys[:n], writes)
-        if not kept:
-            for i in range(V):
-                for k in range(K):
-                    out[r * V + i, k] = C[r * V + i, k] * total + writes[i, k]
-            continue
-        whole = out[r * V : (r + 1) * V].reshape(1, V * K)
-        for i in range(V):
-            for k in range(K):
-                out[r * V + i, k] = C[r * V + i, k] * total
-        round_row(whole, 0, c[FOLD_ACC])
-        for i in range(V):
-            for k in range(K):
-                out[r * V + i, k] += writes[i, k]
-        round_row(whole, 0, c[FOLD_ACC])
-        round_row(whole, 0, c[CHECKPOINT])
+        for lo in range(0, V, FEW):
+            hi = min(lo + FEW, V)
+            accumulate(C[r * V + lo : r * V + hi], total, writes[lo:hi], c, kept, out[r * V + lo : r * V + hi])

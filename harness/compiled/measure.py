@@ -7,9 +7,7 @@ import math
 import numpy as np
 
 from harness.compiled.common import F1, F2, F3, F4, F5, compiled, summing
-from harness.compiled.rounding import bits, number, round_block, round_row
-
-MAGNITUDE = 0x7FFFFFFFFFFFFFFF
+from harness.compiled.rounding import MAGNITUDE, bits, number, round_block, round_row
 
 
 @summing(f"{F1}, {F1}", "Tuple((float64, float64, int64, int64))")

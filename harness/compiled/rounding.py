@@ -13,6 +13,7 @@ from harness.precision import FORMATS
 EXACT, FP32, NEAREST, ZERO = range(4)
 INF, SATURATE, NAN = range(3)
 KIND, P, EMIN, EMAX, MAX, OVERFLOW = range(6)
+MAGNITUDE = 0x7FFFFFFFFFFFFFFF  # the pattern of a number without its sign: it orders as numbers do
 
 
 def code(rounding: Rounding, of: Rounding | None = None) -> np.ndarray:
@@ -73,23 +74,34 @@ def round_row(x, row, c):
         for i in range(n):
             x[row, i] = np.float64(np.float32(x[row, i]))
         return
-    low, unit, limit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P]), c[MAX]
-    special = False
+    low, unit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P])
+    largest, smallest = 0, MAGNITUDE
     for i in range(n):
-        special |= number(bits(x[row, i]) & 0x7FF0000000000000) >= limit
-    if special:
-        # near the top of the range or not finite: one at a time
+        m = bits(x[row, i]) & MAGNITUDE
+        largest = max(largest, m)
+        # zero is no small number: it wraps around
+        smallest = min(smallest, (m - 1) & MAGNITUDE)
+    if largest > bits(c[MAX]):
+        # it may overflow, or is not finite: one at a time
         for i in range(n):
             x[row, i] = round_one(x[row, i], c)
-    elif kind == NEAREST:
+    elif smallest < bits(low) - 1:
         for i in range(n):
             quantum = max(number(bits(x[row, i]) & 0x7FF0000000000000), low) * unit
             # the reciprocal of a power of two, by its pattern: a division would be the cost of the loop
-            x[row, i] = np.rint(x[row, i] * number(0x7FE0000000000000 - bits(quantum))) * quantum
+            y = x[row, i] * number(0x7FE0000000000000 - bits(quantum))
+            x[row, i] = (np.rint(y) if kind == NEAREST else np.trunc(y)) * quantum
     else:
-        for i in range(n):
-            quantum = max(number(bits(x[row, i]) & 0x7FF0000000000000), low) * unit
-            x[row, i] = np.trunc(x[row, i] * number(0x7FE0000000000000 - bits(quantum))) * quantum
+        # normal numbers lose the last bits of their pattern, and carry into its exponent
+        drop = 53 - int(c[P])
+        keep, half = ~((1 << drop) - 1), (1 << (drop - 1)) - 1
+        if kind == NEAREST:
+            for i in range(n):
+                m = bits(x[row, i])
+                x[row, i] = number((m + half + ((m >> drop) & 1)) & keep)
+        else:
+            for i in range(n):
+                x[row, i] = number(bits(x[row, i]) & keep)
 
 
 @njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)

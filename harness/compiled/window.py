@@ -44,7 +44,7 @@ from harness.compiled.common import (
     compiled,
 )
 from harness.compiled.fold import decayed_writes, gather
-from harness.compiled.rounding import round_block, round_one, round_row
+from harness.compiled.rounding import EXACT, KIND, round_block, round_one, round_row
 
 
 @compiled(f"{F2}, {I1}, {F2}, {F2}")
@@ -76,6 +76,18 @@ def copy_rows(x, out, c):
     round_block(out, x.shape[0], c[KEY])
 
 
+@compiled(f"{F2}, {F1}, {F2}", F2)
+def read_keys(kq, c, out):
+    """kq as a product reads it: itself where that rounds nothing, else in out."""
+    if c[KIND] == EXACT:
+        return kq
+    for t in range(kq.shape[0]):
+        for k in range(kq.shape[1]):
+            out[t, k] = kq[t, k]
+    round_block(out, kq.shape[0], c)
+    return out
+
+
 @compiled(f"{F2}, {F2}, {F2}")
 def add_products(x, y, out):
     """out[t] += sum_j x[t, j] y[j], with the few lanes of a window as the contracted axis."""
@@ -97,21 +109,13 @@ def window_head(C, kq, v, beta, eR, eG, X, F, ring_k, low_k, ring_d, low_d, g, b
     as read; ring_k [L, K], ring_d [r, L, V], g [r, L, 1]; the rest is scratch
     """
     group, m, V = v.shape
-    for t in range(2 * m):
-        for k in range(kq.shape[1]):
-            read[t, k] = kq[t, k]
-    round_block(read, 2 * m, c[STATE_RIGHT])
     # value heads of a key head share its product with the checkpoint
-    np.dot(read, C.T, hw)
+    np.dot(read_keys(kq, c[STATE_RIGHT], read), C.T, hw)
     round_block(hw, 2 * m, c[STATE_ACC])
     if n:
         gather(ring_k, low_k, flags[READ_LOW] != 0 and flags[LOW_K] != 0, base, n, keys)
         round_block(keys, n, c[SCORE_LEFT])
-        for t in range(2 * m):
-            for k in range(kq.shape[1]):
-                read[t, k] = kq[t, k]
-        round_block(read, 2 * m, c[SCORE_KEY])
-        np.dot(keys[:n], read.T, scores[:n])
+        np.dot(keys[:n], read_keys(kq, c[SCORE_KEY], read).T, scores[:n])
         round_block(scores, n, c[SCORE_ACC])
         round_block(scores, n, c[SCORE])
         round_block(scores, n, c[SCORE_RIGHT])
@@ -167,16 +171,20 @@ def window_head(C, kq, v, beta, eR, eG, X, F, ring_k, low_k, ring_d, low_d, g, b
         round_row(put, 0, c[OUTPUT])
 
 
-@compiled(f"{F1}, {F2}, {F2}, int64, {F1}")
-def write_parts(x, ring, low, row, c):
-    """Row `row` of a field of one part or two: x rounded, and what that leaves over."""
-    for i in range(x.shape[0]):
-        ring[row, i] = x[i]
-    round_row(ring, row, c)
-    if low.shape[0]:
-        for i in range(x.shape[0]):
-            low[row, i] = x[i] - ring[row, i]
-        round_row(low, row, c)
+@compiled(f"{F2}, int64, int64, {F2}, {F2}, {F1}")
+def write_parts(x, n, first, ring, low, c):
+    """n rows of x from row `first` of a ring on, of a field of one part or two: rounded, and what that leaves over."""
+    mask, width = ring.shape[0] - 1, ring.shape[1]
+    for t in range(n):
+        row = (first + t) & mask
+        for i in range(width):
+            ring[row, i] = x[t, i]
+        if c[KIND] != EXACT:
+            round_row(ring, row, c)
+        if low.shape[0]:
+            for i in range(width):
+                low[row, i] = x[t, i] - ring[row, i]
+            round_row(low, row, c)
 
 
 @compiled(f"{F2}, {F3}, {F2}, int64, int64, int64, int64, {I1}, {F2}, {F2}, {F2}, {F3}, {F3}, {F3}")
@@ -186,12 +194,11 @@ def write_head(kq, d, g, live, base, end, n, flags, c, ring_k, low_k, ring_d, lo
     d [r, m, V]; g [r, m] as the ring keeps it, or as it enters where the record is cumulative
     """
     L = ring_k.shape[0]
-    for t in range(live):
-        write_parts(kq[t], ring_k, low_k, (base + end + t) & (L - 1), c[STORE_K_HAT])
+    write_parts(kq, live, base + end, ring_k, low_k, c[STORE_K_HAT])
     for r in range(d.shape[0]):
+        write_parts(d[r], live, base + end, ring_d[r], low_d[r], c[STORE_D])
         total = ring_g[r, (base + n - 1) & (L - 1), 0] if n else 0.0
         for t in range(live):
             row = (base + end + t) & (L - 1)
-            write_parts(d[r, t], ring_d[r], low_d[r], row, c[STORE_D])
             total += g[r, t]
             ring_g[r, row, 0] = round_one(round_one(total, c[CUMULATIVE]), c[STORE_G]) if flags[CUMULATE] else g[r, t]
