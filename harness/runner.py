@@ -33,7 +33,7 @@ from harness.window import Step, Windows
 Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
-BLOCK_BYTES = 4 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+BLOCK_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
 
 
 @dataclass
@@ -233,6 +233,8 @@ class Runner:
     def _stages(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
         """First non-finite site of every row, None where all is finite; found by running the block again."""
         bad = ~np.all([np.isfinite(v) for k, v in rows.items() if k[-4:] in ("_fro", "_max", "_med")], axis=0)
+        if not bad.any():
+            return np.full(len(bad), None)
         where = {(int(s), int(h)) for s, h in zip(rows["slot"][bad], rows["head"][bad] - self.first_head, strict=True)}
         if where - set(arm.stages):
             new = where - set(arm.stages)

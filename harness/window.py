@@ -59,22 +59,24 @@ class Windows:
     def __init__(self, tokens: Tokens, lengths: np.ndarray, shape: Shape):
         self.shape, self.lengths = shape, lengths
         self.W, self.B, self.m = tokens.g.shape[:3]
-        lanes = np.arange(self.m)[None, None, :] >= lengths[..., None]
-        if lanes.any():
-            padded = torch.from_numpy(lanes).to(tokens.g.device)
-            tokens = tokens.map(lambda x: x.masked_fill(padded.view(*lanes.shape, *(1,) * (x.ndim - 3)), 0.0))
 
         def lanes_inside(x: Tensor) -> Tensor:
-            return x.transpose(2, 3)
+            y = x.transpose(2, 3)
+            return torch.empty(y.shape, dtype=x.dtype, device=x.device).copy_(y)
 
         size = (self.W, self.B, shape.H, 2 * self.m, shape.K)
         # k then q: normalised, rounded and multiplied together
         self.kq = torch.empty(size, dtype=tokens.k.dtype, device=tokens.k.device)
         self.k, self.q = self._halves(self.kq)  # [W, B, H, m, K] each
-        self.k.copy_(lanes_inside(tokens.k))
-        self.q.copy_(lanes_inside(tokens.q))
-        self.v = lanes_inside(tokens.v).contiguous()  # [W, B, HV, m, V]
-        self.g, self.beta = (lanes_inside(x).contiguous() for x in (tokens.g, tokens.beta))  # [W, B, HV, m]
+        self.k.copy_(tokens.k.transpose(2, 3))
+        self.q.copy_(tokens.q.transpose(2, 3))
+        self.v = lanes_inside(tokens.v)  # [W, B, HV, m, V]
+        self.g, self.beta = lanes_inside(tokens.g), lanes_inside(tokens.beta)  # [W, B, HV, m]
+        lanes = np.arange(self.m)[None, None, :] >= lengths[..., None]
+        if lanes.any():
+            padded = torch.from_numpy(lanes)[:, :, None].to(tokens.g.device)
+            for x in (self.k, self.q, self.v, self.g, self.beta):
+                x.masked_fill_(padded if x.ndim == 4 else padded[..., None], 0.0)
         self._memo: dict[tuple[Any, ...], Any] = {}
 
     def _halves(self, kq: Tensor) -> tuple[Tensor, Tensor]:

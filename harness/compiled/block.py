@@ -41,7 +41,7 @@ from harness.compiled.common import (
 from harness.compiled.fold import fold_head
 from harness.compiled.measure import distance_of
 from harness.compiled.passes import back_in_place, in_order, pass_rows
-from harness.compiled.rounding import EXACT, round_block
+from harness.compiled.rounding import EXACT, round_rows
 from harness.compiled.window import copy_rows, read_checkpoint, window_head, write_head
 
 I2 = "int64[:, ::1]"
@@ -92,8 +92,8 @@ def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, 
                     for t in range(n):
                         for x in range(V):
                             o[b, begin + t, hv, x], d[b, begin + t, hv, x] = outs[t, x], ds[t, x]
-                    round_block(state[r], V, c[SNAPSHOT])
-                    round_block(state[r], V, c[TAKEN])
+                    round_rows(state[r], 0, V, c[SNAPSHOT])
+                    round_rows(state[r], 0, V, c[TAKEN])
                     if point >= 0:
                         if not straight:
                             back_in_place(state[r], order, moved)
@@ -127,7 +127,7 @@ def replay_head(C, ring, b, h, base, n, order, edges, c, out):
         in_order(C[r * V : (r + 1) * V], order, state)
         pass_rows(state, k, none, writes, gain, decay, n, edges, c, d, d)
         back_in_place(state, order, out[r * V : (r + 1) * V])
-    round_block(out, out.shape[0], c[REPLAYED])
+    round_rows(out, 0, out.shape[0], c[REPLAYED])
 
 
 @compiled(f"{F2}, {RING}, int64, int64, int64, int64, {I1}, {I1}, {I1}, {F2}, boolean, {SCRATCH}, {F2}")
@@ -190,12 +190,12 @@ def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, t
     scratch = (keys, Wd, writes, weights)
     hw, mine, R = np.empty((m2, rows)), np.empty((m2, V)), np.empty((m, V))
     o_now, d_now = np.empty((group, m, V)), np.empty((group, m, V))
-    rounded, served, kept = np.empty((rows, K)), np.empty((rows, K)), np.empty((rows, K))
+    rounded, served, spare = np.empty((rows, K)), np.empty((rows, K)), np.empty((rows, K))
     rounds = flags[TWO_PARTS] != 0 or c[STATE_OPERAND, 0] != EXACT or c[STATE_LEFT, 0] != EXACT
     for b in range(B):
         for h in range(H):
             first, last = h * group, (h + 1) * group
-            S = C[b, first:last].reshape(rows, K)
+            S, kept = C[b, first:last].reshape(rows, K), spare
             operand = rounded if rounds else S
             if rounds:
                 read_checkpoint(S, flags, c, rounded)
@@ -207,7 +207,8 @@ def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, t
                 if now[BEFORE]:
                     if not ready:
                         fold_history(S, ring, b, h, now[BASE], now[BEFORE], flags, order, edges, c, True, scratch, kept)
-                    S[:] = kept
+                    S, kept = kept, S
+                    operand = rounded if rounds else S
                     if rounds:
                         read_checkpoint(S, flags, c, rounded)
                 copy_rows(unit[i, b, h], kq, c)
@@ -225,7 +226,8 @@ def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, t
                             d[b, now[AT] + t, first + r, x] = d_now[r, t, x]
                 if now[AFTER]:
                     fold_history(S, ring, b, h, now[NEW_BASE], now[AFTER], flags, order, edges, c, True, scratch, kept)
-                    S[:] = kept
+                    S, kept = kept, S
+                    operand = rounded if rounds else S
                     if rounds:
                         read_checkpoint(S, flags, c, rounded)
                 point, n = now[POINT], now[NEW_END]
@@ -247,6 +249,7 @@ def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, t
                     if n or rounds:
                         error = distance_of(fold_now[lo:hi], exact)
                     errors[b, point, first + r, 2], errors[b, point, first + r, 3] = error
+            C[b, first:last].reshape(rows, K)[:] = S
 
 
 @compiled(f"{F4}, {RING}, {I1}, {I1}, {I1}, {I1}, {I1}, {I1}, {F2}, boolean, {F4}")

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from harness.compiled.common import F2, F4, F5, compiled
+from harness.compiled.common import F1, F2, F4, F5, compiled
 from harness.compiled.rounding import MAGNITUDE, bits, number
 
 SWEEPS = 40  # quadratic convergence needs five or six; a matrix that is not finite never gets there
@@ -25,37 +25,39 @@ def rotation(difference, product):
     return c, c * t
 
 
-@compiled(f"{F2}", "UniTuple(float64, 2)")
-def extreme_singular_values(X):
-    """Largest and smallest singular value of X [m, m], which is used up: its rows become orthogonal."""
+@compiled(f"{F2}, {F1}", "UniTuple(float64, 2)")
+def extreme_singular_values(X, square):
+    """Largest and smallest singular value of X [m, m], whose rows become orthogonal; square [m] is scratch."""
     m = X.shape[0]
     # what rounding leaves of an orthogonal pair
     tolerance = (m * 2.2e-16) ** 2
+    largest, smallest = 0.0, np.inf
     for _ in range(SWEEPS):
+        for i in range(m):
+            square[i] = 0.0
+            for k in range(m):
+                square[i] += X[i, k] * X[i, k]
         done = True
         for i in range(m):
             for j in range(i + 1, m):
-                a, b, c = 0.0, 0.0, 0.0
+                product = 0.0
                 for k in range(m):
-                    a += X[i, k] * X[i, k]
-                    b += X[j, k] * X[j, k]
-                    c += X[i, k] * X[j, k]
-                if c * c <= tolerance * a * b:
+                    product += X[i, k] * X[j, k]
+                if product * product <= tolerance * square[i] * square[j]:
                     continue
                 done = False
-                cos, sin = rotation(b - a, c)
+                cos, sin = rotation(square[j] - square[i], product)
+                moved = product * sin / cos
+                square[i], square[j] = square[i] - moved, square[j] + moved
                 for k in range(m):
                     u = X[i, k]
                     X[i, k] = cos * u - sin * X[j, k]
                     X[j, k] = sin * u + cos * X[j, k]
         if done:
             break
-    largest, smallest, total = 0.0, np.inf, 0.0
+    total = 0.0
     for i in range(m):
-        square = 0.0
-        for k in range(m):
-            square += X[i, k] * X[i, k]
-        largest, smallest, total = max(largest, square), min(smallest, square), total + square
+        largest, smallest, total = max(largest, square[i]), min(smallest, square[i]), total + square[i]
     if math.isnan(total):
         return np.nan, np.nan
     return math.sqrt(largest), math.sqrt(smallest)
@@ -98,7 +100,7 @@ def largest_eigenvalue(X):
 def conditioning(A, T, g, out):
     """out [W, B, HV, 5] as harness.conditioning has them, from A, T [W, B, HV, m, m] and g [W, B, HV, m]."""
     W, B, HV, m = g.shape
-    L, power, product = np.empty((m, m)), np.empty((m, m)), np.empty((m, m))
+    L, power, square = np.empty((m, m)), np.empty((m, m)), np.empty(m)
     for w in range(W):
         for b in range(B):
             for h in range(HV):
@@ -113,25 +115,26 @@ def conditioning(A, T, g, out):
                         x += abs(L[i, j])
                         y += abs(t[i, j])
                     row, inverse_row = max(row, x), max(inverse_row, y)
+                # A, T and I + A are lower triangles
                 for i in range(m):
                     total = 0.0
-                    for j in range(m):
-                        for k in range(m):
+                    for j in range(i + 1):
+                        for k in range(j, i + 1):
                             total += abs(t[i, k]) * abs(L[k, j])
                     skeel = max(skeel, total)
-                for _ in range(m - 2):
-                    for i in range(m):
-                        for j in range(m):
-                            product[i, j] = 0.0
-                            for k in range(m):
-                                product[i, j] += power[i, k] * abs(a[k, j])
-                            largest = max(largest, product[i, j])
-                    power[:] = product
+                for p in range(2, m):
+                    for i in range(m - 1, p - 1, -1):
+                        for j in range(i - p + 1):
+                            total = 0.0
+                            for k in range(j + 1, i - p + 2):
+                                total += power[i, k] * abs(a[k, j])
+                            power[i, j] = total
+                            largest = max(largest, total)
                 low, high, G = 0.0, 0.0, 0.0
                 for i in range(m):
                     G += g[w, b, h, i]
                     low, high = min(low, G), max(high, G)
-                most, least = extreme_singular_values(L)
+                most, least = extreme_singular_values(L, square)
                 found = out[w, b, h]
                 found[0], found[1], found[2] = most / least, row * inverse_row, skeel
                 found[3], found[4] = largest, high - low

@@ -33,9 +33,9 @@ from harness.compiled.common import (
     SCORE_LEFT,
     compiled,
 )
-from harness.compiled.rounding import EXACT, FP32, round_block, round_one
+from harness.compiled.rounding import EXACT, FP32, round_one, round_rows
 
-FEW = 32  # rows of a state that pass all roundings of a fold while they are in cache
+FEW = 4  # rows of a state that pass all roundings of a fold while they are in cache
 
 
 @compiled(f"{F2}, int64, int64, {I1}, {F2}, {F1}", "float64")
@@ -86,34 +86,39 @@ def decayed_writes(ring, low, two, g, base, n, flags, c, folding, W, out):
     for j in range(n):
         for i in range(out.shape[1]):
             out[j, i] *= W[j]
-    round_block(out, n, c[FOLD_D] if folding else c[HISTORY_D])
-    round_block(out, n, c[FOLD_LEFT] if folding else c[HISTORY_LEFT])
+    round_rows(out, 0, n, c[FOLD_D] if folding else c[HISTORY_D])
+    round_rows(out, 0, n, c[FOLD_LEFT] if folding else c[HISTORY_LEFT])
     return total
 
 
-@compiled(f"{F2}, float64, {F2}, {F2}, boolean, {F2}")
-def accumulate(C, total, writes, c, kept, out):
-    """out = total C + writes, a few rows of K, as the fold's accumulator and the checkpoint round it if kept."""
-    rows, K = C.shape
-    if not kept or c[FOLD_ACC, 0] == EXACT:
-        for i in range(rows):
-            for k in range(K):
-                out[i, k] = C[i, k] * total + writes[i, k]
-    elif c[FOLD_ACC, 0] == FP32:
-        for i in range(rows):
-            for k in range(K):
-                out[i, k] = np.float64(np.float32(np.float64(np.float32(C[i, k] * total)) + writes[i, k]))
-    else:
-        for i in range(rows):
-            for k in range(K):
-                out[i, k] = C[i, k] * total
-        round_block(out, rows, c[FOLD_ACC])
-        for i in range(rows):
-            for k in range(K):
-                out[i, k] += writes[i, k]
-        round_block(out, rows, c[FOLD_ACC])
-    if kept:
-        round_block(out, rows, c[CHECKPOINT])
+@compiled(f"{F2}, int64, float64, {F2}, {F2}, boolean, {F2}")
+def accumulate(C, first, total, writes, c, kept, out):
+    """Rows from `first` of out = total C + writes, as the fold's accumulator and the checkpoint round it if kept."""
+    V, K = writes.shape
+    for lo in range(0, V, FEW):
+        hi = min(lo + FEW, V)
+        # rows of C and out, then of writes
+        a, b = first + lo, first + hi
+        if not kept or c[FOLD_ACC, 0] == EXACT:
+            for i in range(lo, hi):
+                for k in range(K):
+                    out[first + i, k] = C[first + i, k] * total + writes[i, k]
+        elif c[FOLD_ACC, 0] == FP32:
+            for i in range(lo, hi):
+                for k in range(K):
+                    x = np.float64(np.float32(C[first + i, k] * total))
+                    out[first + i, k] = np.float64(np.float32(x + writes[i, k]))
+        else:
+            for i in range(lo, hi):
+                for k in range(K):
+                    out[first + i, k] = C[first + i, k] * total
+            round_rows(out, a, b, c[FOLD_ACC])
+            for i in range(lo, hi):
+                for k in range(K):
+                    out[first + i, k] += writes[i, k]
+            round_rows(out, a, b, c[FOLD_ACC])
+        if kept:
+            round_rows(out, a, b, c[CHECKPOINT])
 
 
 @compiled(f"{F2}, {F2}, {F2}, {F3}, {F3}, {F3}, int64, int64, {I1}, {F2}, boolean, {F2}, {F1}, {F2}, {F2}, {F2}")
@@ -127,14 +132,12 @@ def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys,
     reads = kept or flags[READ_LOW] != 0
     gather(ring_k, low_k, reads and flags[LOW_K] != 0, base, n, keys)
     if kept:
-        round_block(keys, n, c[FOLD_K])
-        round_block(keys, n, c[FOLD_RIGHT])
+        round_rows(keys, 0, n, c[FOLD_K])
+        round_rows(keys, 0, n, c[FOLD_RIGHT])
     else:
-        round_block(keys, n, c[SCORE_LEFT])
+        round_rows(keys, 0, n, c[SCORE_LEFT])
     for r in range(ring_d.shape[0]):
         two = reads and flags[LOW_D] != 0
         total = decayed_writes(ring_d[r], low_d[r], two, g[r], base, n, flags, c, kept, W, Wd)
         np.dot(Wd[:n].T, keys[:n], writes)
-        for lo in range(0, V, FEW):
-            hi = min(lo + FEW, V)
-            accumulate(C[r * V + lo : r * V + hi], total, writes[lo:hi], c, kept, out[r * V + lo : r * V + hi])
+        accumulate(C, r * V, total, writes, c, kept, out)

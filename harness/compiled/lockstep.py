@@ -48,32 +48,26 @@ def fused(design: Compiled) -> Callable[..., Seen] | None:
 def plan_of(cursors: Cursors, block: Any) -> tuple[np.ndarray, np.ndarray, Cursors]:
     """Plan [W, B, len(PLAN)] and flags [W, B] of every step, and the cursors after. Raises RingError as they do."""
     cursors = copy.deepcopy(cursors)
-    W, B = block.lengths.shape
-    plan = np.zeros((W, B, len(PLAN)), dtype=np.int64)
-    done = [0] * B
-    base, end = cursors.cache_base, cursors.write_pos
+    base, end, flags = cursors.cache_base, cursors.write_pos, cursors.is_flush
+    done = [0] * cursors.slots
     rows: list[tuple[int, ...]] = []
     for i, (lengths, accepted) in enumerate(zip(block.lengths.tolist(), block.accepted.tolist(), strict=True)):
         slots = [b for b, m in enumerate(lengths) if m]
         sizes, counts = [lengths[b] for b in slots], [accepted[b] for b in slots]
         flush = cursors.verify(slots, sizes)
-        for b, m, n in zip(slots, sizes, counts, strict=True):
-            w = end[b]
-            flagged = b in flush
-            rows.append((i, b, m, w if flagged else 0, base[b], w, 0 if flagged else w, n, done[b]))
-            done[b] += n
+        ready = [(base[b], end[b], 0 if b in flush else end[b]) for b in slots]
         full = cursors.commit(slots, counts)
-        first = len(rows) - len(slots)
-        folded = {b: (end[b], base[b]) for b in full}
+        folded = [end[b] if b in full else 0 for b in slots]
+        where = [base[b] for b in slots]
         cursors.absorb(full)
-        for j, b in enumerate(slots, first):
-            after, at = folded.get(b, (0, base[b]))
-            rows[j] += (after, at, end[b], cursors.is_flush[b])
+        for b, m, n, (at, w, seen), after, now in zip(slots, sizes, counts, ready, folded, where, strict=True):
+            rows.append((i, b, m, w - seen, at, w, seen, n, done[b], after, now, end[b], flags[b]))
+            done[b] += n
     table = np.array(rows)
+    plan, folds = np.zeros((*block.lengths.shape, len(PLAN)), dtype=np.int64), np.zeros(block.lengths.shape, dtype=bool)
     columns = LIVE, BEFORE, BASE, END, HISTORY, KEEP, AT, AFTER, NEW_BASE, NEW_END
     plan[table[:, :1], table[:, 1:2], columns] = table[:, 2:-1]
     plan[..., POINT] = block.points
-    folds = np.zeros((W, B), dtype=bool)
     folds[table[:, 0], table[:, 1]] = table[:, -1]
     return plan, folds, cursors
 

@@ -22,7 +22,7 @@ from harness.compiled.common import (
     compiled,
     summing,
 )
-from harness.compiled.rounding import EXACT, FP32, round_block, round_one, round_row
+from harness.compiled.rounding import EXACT, FP32, round_one, round_rows
 
 
 @summing(f"{F2}, int64, {F2}, int64, {I1}, {F1}", "float64")
@@ -95,19 +95,19 @@ def pass_rows(S, k, q, v, gain, eg, n, edges, c, o, d):
             for t in range(n):
                 for j in range(K):
                     read[0, j] = S[i, j]
-                round_row(read, 0, c[RECURRENT_LEFT])
+                round_rows(read, 0, 1, c[RECURRENT_LEFT])
                 x = round_one(v[t, i] - gain[t] * product(read, 0, k, t, edges, acc), c[D])
                 for j in range(K):
                     S[i, j] = eg[t] * S[i, j] + x * k[t, j]
-                round_row(S, i, c[STEP])
+                round_rows(S, i, i + 1, c[STEP])
                 for j in range(K):
                     read[0, j] = S[i, j]
-                round_row(read, 0, c[RECURRENT_LEFT])
+                round_rows(read, 0, 1, c[RECURRENT_LEFT])
                 d[t, i] = x
                 if outputs:
                     o[t, i] = product(read, 0, queries, t, edges, acc)
     if outputs:
-        round_block(o, n, c[OUTPUT])
+        round_rows(o, 0, n, c[OUTPUT])
 
 
 @compiled(f"{F2}, {I1}, {F2}")

@@ -64,48 +64,47 @@ def round_one(x, c):
     return np.copysign(c[MAX], y) if abs(y) > c[MAX] else y
 
 
-@njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
-def round_row(x, row, c):
-    """Row `row` of x, in place."""
+@njit("void(float64[:, ::1], int64, int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
+def round_rows(x, first, last, c):
+    """Rows first..last - 1 of x, in place."""
     kind, n = c[KIND], x.shape[1]
     if kind == EXACT:
         return
     if kind == FP32:
-        for i in range(n):
-            x[row, i] = np.float64(np.float32(x[row, i]))
+        for i in range(first, last):
+            for k in range(n):
+                x[i, k] = np.float64(np.float32(x[i, k]))
         return
     low, unit = 2.0 ** c[EMIN], 2.0 ** (1.0 - c[P])
     largest, smallest = 0, MAGNITUDE
-    for i in range(n):
-        m = bits(x[row, i]) & MAGNITUDE
-        largest = max(largest, m)
-        # zero is no small number: it wraps around
-        smallest = min(smallest, (m - 1) & MAGNITUDE)
+    for i in range(first, last):
+        for k in range(n):
+            m = bits(x[i, k]) & MAGNITUDE
+            largest = max(largest, m)
+            # zero is no small number: it wraps around
+            smallest = min(smallest, (m - 1) & MAGNITUDE)
     if largest > bits(c[MAX]):
-        # it may overflow, or is not finite: one at a time
-        for i in range(n):
-            x[row, i] = round_one(x[row, i], c)
+        # one may overflow, or is not finite: one at a time
+        for i in range(first, last):
+            for k in range(n):
+                x[i, k] = round_one(x[i, k], c)
     elif smallest < bits(low) - 1:
-        for i in range(n):
-            quantum = max(number(bits(x[row, i]) & 0x7FF0000000000000), low) * unit
-            # the reciprocal of a power of two, by its pattern: a division would be the cost of the loop
-            y = x[row, i] * number(0x7FE0000000000000 - bits(quantum))
-            x[row, i] = (np.rint(y) if kind == NEAREST else np.trunc(y)) * quantum
+        for i in range(first, last):
+            for k in range(n):
+                quantum = max(number(bits(x[i, k]) & 0x7FF0000000000000), low) * unit
+                # the reciprocal of a power of two, by its pattern: a division would be the cost of the loop
+                y = x[i, k] * number(0x7FE0000000000000 - bits(quantum))
+                x[i, k] = (np.rint(y) if kind == NEAREST else np.trunc(y)) * quantum
     else:
         # normal numbers lose the last bits of their pattern, and carry into its exponent
         drop = 53 - int(c[P])
         keep, half = ~((1 << drop) - 1), (1 << (drop - 1)) - 1
         if kind == NEAREST:
-            for i in range(n):
-                m = bits(x[row, i])
-                x[row, i] = number((m + half + ((m >> drop) & 1)) & keep)
+            for i in range(first, last):
+                for k in range(n):
+                    m = bits(x[i, k])
+                    x[i, k] = number((m + half + ((m >> drop) & 1)) & keep)
         else:
-            for i in range(n):
-                x[row, i] = number(bits(x[row, i]) & keep)
-
-
-@njit("void(float64[:, ::1], int64, float64[::1])", cache=True, error_model="numpy", nogil=True)
-def round_block(x, rows, c):
-    """The first rows of x, in place."""
-    if c[KIND] != EXACT and rows:
-        round_row(x[:rows].reshape(1, rows * x.shape[1]), 0, c)
+            for i in range(first, last):
+                for k in range(n):
+                    x[i, k] = number(bits(x[i, k]) & keep)

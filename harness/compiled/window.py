@@ -44,27 +44,29 @@ from harness.compiled.common import (
     compiled,
 )
 from harness.compiled.fold import decayed_writes, gather
-from harness.compiled.rounding import EXACT, KIND, round_block, round_one, round_row
+from harness.compiled.rounding import EXACT, KIND, round_one, round_rows
 
 
 @compiled(f"{F2}, {I1}, {F2}, {F2}")
 def read_checkpoint(C, flags, c, out):
     """out [rows, K]: C as products read it."""
-    whole = out.reshape(1, out.size)
-    for i in range(C.shape[0]):
-        for k in range(C.shape[1]):
+    rows, K = C.shape
+    for i in range(rows):
+        for k in range(K):
             out[i, k] = C[i, k]
-    round_row(whole, 0, c[STATE_OPERAND])
+    round_rows(out, 0, rows, c[STATE_OPERAND])
     if flags[TWO_PARTS]:
-        high = whole.copy()
-        round_row(high, 0, c[STATE_LEFT])
-        for k in range(out.size):
-            whole[0, k] -= high[0, k]
-        round_row(whole, 0, c[STATE_LEFT])
-        for k in range(out.size):
-            whole[0, k] += high[0, k]
+        high = out.copy()
+        round_rows(high, 0, rows, c[STATE_LEFT])
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] -= high[i, k]
+        round_rows(out, 0, rows, c[STATE_LEFT])
+        for i in range(rows):
+            for k in range(K):
+                out[i, k] += high[i, k]
     else:
-        round_row(whole, 0, c[STATE_LEFT])
+        round_rows(out, 0, rows, c[STATE_LEFT])
 
 
 @compiled(f"{F2}, {F2}, {F2}")
@@ -73,7 +75,7 @@ def copy_rows(x, out, c):
     for i in range(x.shape[0]):
         for k in range(x.shape[1]):
             out[i, k] = x[i, k]
-    round_block(out, x.shape[0], c[KEY])
+    round_rows(out, 0, x.shape[0], c[KEY])
 
 
 @compiled(f"{F2}, {F1}, {F2}", F2)
@@ -84,7 +86,7 @@ def read_keys(kq, c, out):
     for t in range(kq.shape[0]):
         for k in range(kq.shape[1]):
             out[t, k] = kq[t, k]
-    round_block(out, kq.shape[0], c)
+    round_rows(out, 0, kq.shape[0], c)
     return out
 
 
@@ -111,15 +113,14 @@ def window_head(C, kq, v, beta, eR, eG, X, F, ring_k, low_k, ring_d, low_d, g, b
     group, m, V = v.shape
     # value heads of a key head share its product with the checkpoint
     np.dot(read_keys(kq, c[STATE_RIGHT], read), C.T, hw)
-    round_block(hw, 2 * m, c[STATE_ACC])
+    round_rows(hw, 0, 2 * m, c[STATE_ACC])
     if n:
         gather(ring_k, low_k, flags[READ_LOW] != 0 and flags[LOW_K] != 0, base, n, keys)
-        round_block(keys, n, c[SCORE_LEFT])
+        round_rows(keys, 0, n, c[SCORE_LEFT])
         np.dot(keys[:n], read_keys(kq, c[SCORE_KEY], read).T, scores[:n])
-        round_block(scores, n, c[SCORE_ACC])
-        round_block(scores, n, c[SCORE])
-        round_block(scores, n, c[SCORE_RIGHT])
-    flat, whole = mine.reshape(1, 2 * m * V), R.reshape(1, m * V)
+        round_rows(scores, 0, n, c[SCORE_ACC])
+        round_rows(scores, 0, n, c[SCORE])
+        round_rows(scores, 0, n, c[SCORE_RIGHT])
     for r in range(group):
         total = 1.0
         if n:
@@ -129,24 +130,24 @@ def window_head(C, kq, v, beta, eR, eG, X, F, ring_k, low_k, ring_d, low_d, g, b
             for i in range(V):
                 mine[t, i] = hw[t, r * V + i] * total
         if n:
-            round_row(flat, 0, c[HISTORY_ACC])
+            round_rows(mine, 0, 2 * m, c[HISTORY_ACC])
             for t in range(2 * m):
                 for j in range(n):
                     for i in range(V):
                         mine[t, i] += scores[j, t] * Wd[j, i]
-            round_row(flat, 0, c[HISTORY_ACC])
+            round_rows(mine, 0, 2 * m, c[HISTORY_ACC])
         for t in range(m):
             for i in range(V):
                 R[t, i] = (v[r, t, i] - eR[r, t] * mine[t, i]) * beta[r, t]
-        round_row(whole, 0, c[RHS])
+        round_rows(R, 0, m, c[RHS])
         out = d[r]
         if flags[EXPLICIT]:
-            round_row(whole, 0, c[SOLVE_LEFT])
+            round_rows(R, 0, m, c[SOLVE_LEFT])
             for t in range(m):
                 for i in range(V):
                     out[t, i] = 0.0
             add_products(X[r], R, out)
-            round_row(out.reshape(1, m * V), 0, c[SOLVE_ACC])
+            round_rows(out, 0, m, c[SOLVE_ACC])
         else:
             for t in range(m):
                 for i in range(V):
@@ -154,21 +155,20 @@ def window_head(C, kq, v, beta, eR, eG, X, F, ring_k, low_k, ring_d, low_d, g, b
                 for j in range(t):
                     for i in range(V):
                         out[t, i] -= X[r, t, j] * out[j, i]
-                    round_row(out, t, c[INVERSE])
-        round_row(out.reshape(1, m * V), 0, c[D])
+                    round_rows(out, t, t + 1, c[INVERSE])
+        round_rows(out, 0, m, c[D])
         for t in range(m):
             for i in range(V):
                 R[t, i] = out[t, i]
-        round_row(whole, 0, c[OUTPUT_LEFT])
+        round_rows(R, 0, m, c[OUTPUT_LEFT])
         out = o[r]
         for t in range(m):
             for i in range(V):
                 out[t, i] = eG[r, t] * mine[m + t, i]
-        put = out.reshape(1, m * V)
-        round_row(put, 0, c[OUTPUT_ACC])
+        round_rows(out, 0, m, c[OUTPUT_ACC])
         add_products(F[r], R, out)
-        round_row(put, 0, c[OUTPUT_ACC])
-        round_row(put, 0, c[OUTPUT])
+        round_rows(out, 0, m, c[OUTPUT_ACC])
+        round_rows(out, 0, m, c[OUTPUT])
 
 
 @compiled(f"{F2}, int64, int64, {F2}, {F2}, {F1}")
@@ -180,11 +180,11 @@ def write_parts(x, n, first, ring, low, c):
         for i in range(width):
             ring[row, i] = x[t, i]
         if c[KIND] != EXACT:
-            round_row(ring, row, c)
+            round_rows(ring, row, row + 1, c)
         if low.shape[0]:
             for i in range(width):
                 low[row, i] = x[t, i] - ring[row, i]
-            round_row(low, row, c)
+            round_rows(low, row, row + 1, c)
 
 
 @compiled(f"{F2}, {F3}, {F2}, int64, int64, int64, int64, {I1}, {F2}, {F2}, {F2}, {F3}, {F3}, {F3}")
