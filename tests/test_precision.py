@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness.arithmetic import Rounding
+from harness.compiled.rounding import code, round_rows
 from harness.errors import ConfigError
 from harness.precision import FORMATS, narrow, round_to, uniform
 
@@ -135,6 +137,23 @@ def test_narrow_is_round_to_on_fp32_numbers(name: str, mode: str) -> None:
     """Fault: a shortcut for fp32 inputs that differs in a subnormal, a tie or an infinity."""
     x = fp32_patterns().double()
     same_bits(narrow(x, FORMATS[name], mode), round_to(x, FORMATS[name], mode))
+
+
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize(("name", "mode"), NEAREST_AND_ZERO)
+def test_compiled_rows_are_round_to(name: str, mode: str, width: int) -> None:
+    """Faults: a row judged safe by the exponent of its largest number, which still rounds past the top of the format;
+    a subnormal or a zero taken for a number whose pattern may lose bits; a carry lost at the end of a binade.
+
+    Numbers lie in rows of their own size, so that every way through the row is taken by numbers at its edges.
+    """
+    x = torch.cat((fp64_values(name), fp32_patterns()[::7].double()))
+    x = x[x.abs().nan_to_num(torch.inf).argsort(stable=True)]
+    x = x[: len(x) // width * width].view(-1, width)
+    rows = x.numpy().copy()
+    for i in range(len(rows)):
+        round_rows(rows, i, i + 1, code(Rounding(name, mode)))
+    same_bits(torch.from_numpy(rows), round_to(x, FORMATS[name], mode))
 
 
 def test_tf32_truncates_as_tensor_cores_do() -> None:
