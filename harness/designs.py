@@ -34,7 +34,7 @@ def why_not(spec: VariantSpec, arithmetic: Arithmetic, device: str) -> str | Non
     """Why a design runs in torch, or None."""
     if device != "cpu":
         return "compiled steps run on the CPU"
-    from harness.compiled.design import unsupported
+    from harness.compiled.codes import unsupported
 
     return unsupported(spec, arithmetic)
 

@@ -7,7 +7,6 @@ Memory does not grow with the decode: a block of steps is generated, decoded, me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Conventions
+from harness.arms import Arm, decode_block
 from harness.conditioning import conditioning, has_operator, inner
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs, oracle_engine
-from harness.metrics import SinceLast, per_interval, state_errors, token_errors
-from harness.reference.calls import Seen, Truth, by_calls
+from harness.metrics import SinceLast
+from harness.reference.calls import Truth
 from harness.reference.emulated import Emulated
 from harness.reference.oracle import Oracle
 from harness.reference.state import EmulatedState
@@ -34,42 +34,6 @@ Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
 BLOCK_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
-
-
-@dataclass
-class Arm:
-    """One design at work, and what it has produced since the last grid point."""
-
-    design: Emulated
-    reference: Conventions  # of the oracle it is read against
-    state: EmulatedState
-    since: SinceLast
-    tokens: dict[str, list[Tensor]] = field(default_factory=dict)  # o and d per slot, [T, HV, V]
-    stages: dict[tuple[int, int], str] = field(default_factory=dict)  # (slot, head) -> first non-finite site
-
-    @property
-    def name(self) -> str:
-        return self.design.spec.name
-
-    def keep(self, seen: Seen, counts: np.ndarray) -> None:
-        """Append counts[b] committed tokens of every slot."""
-        for name in ("o", "d"):
-            new = [x[:n] for x, n in zip(getattr(seen, name), counts.tolist(), strict=True)]
-            old = self.tokens.get(name)
-            self.tokens[name] = new if old is None else [torch.cat(pair) for pair in zip(old, new, strict=True)]
-
-    def token_errors(self, name: str, exact: Tensor, spans: list[list[tuple[int, int]]]) -> list[Any]:
-        """Median and maximum of each of a slot's intervals, [intervals, HV] each; lets go of the tokens in them."""
-        found: list[Any] = []
-        for b, intervals in enumerate(spans):
-            if not intervals:
-                found.append((np.empty(0), np.empty(0)))
-                continue
-            end = intervals[-1][1]
-            errors = token_errors(self.tokens[name][b][:end], exact[b, :end])
-            found.append(per_interval(errors, [e for _, e in intervals]))
-            self.tokens[name][b] = self.tokens[name][b][end:]
-        return found
 
 
 class Runner:
@@ -249,30 +213,3 @@ def block_steps(config: Config, heads: int) -> int:
     """Steps decoded between two rounds of bookkeeping, for a share of so many key heads."""
     step = config.decode.slots * config.decode.window * heads * config.model.key_dim * 16
     return int(np.clip(BLOCK_BYTES // step, 1, 256))
-
-
-def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block: Block, S: Tensor) -> Seen:
-    """One block of a design, read against the exact states S [P, B, HV, V, K]: at once where its engine can."""
-    if design.fused:
-        found: Seen = design.fused(state, windows, block, S)
-        return found
-    B = state.slots
-    errors = np.empty((B, block.most, state.shape.HV, 4))
-    history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
-
-    def look(i: int) -> None:
-        slots = np.flatnonzero(block.points[i] >= 0).tolist()
-        if not slots:
-            return
-        points, cursors = block.points[i, slots], state.cursors
-        exact = S[torch.from_numpy(points), torch.tensor(slots)]
-        served = design.read(state, "served", slots)
-        first = state_errors(served, exact)
-        kept = design.read(state, "kept", slots)
-        second = first if kept is served else state_errors(kept, exact)
-        errors[slots, points] = torch.cat((first, second), -1).cpu().numpy()
-        history[slots, points] = [cursors.write_pos[s] for s in slots]
-        folded[slots, points] = [cursors.is_flush[s] or cursors.write_pos[s] == 0 for s in slots]
-
-    o, d = by_calls(design, state, windows, block, look)
-    return Seen(o, d, errors, history, folded)

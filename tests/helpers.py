@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from harness.arithmetic import Conventions
-from harness.compiled.design import Compiled, unsupported
+from harness.compiled.codes import unsupported
+from harness.compiled.design import Compiled
 from harness.config import PrecisionConfig, RingConfig
 from harness.reference.emulated import Emulated
 from harness.tokens import Shape, Tokens

@@ -60,7 +60,7 @@ def run(monkeypatch, tmp_path, capsys):
 
     def call(*overrides: str) -> tuple[dict, str]:
         before = set(tmp_path.glob("results/runs/bench/*/bench.json"))
-        small = ("model=tiny", "decode.tokens=40", "workers=1", "variants=[chunked_fp32,null_arm]")
+        small = ("model=tiny", "decode.tokens=40", "workers=1", "device=cpu", "variants=[chunked_fp32,null_arm]")
         assert cli.main(["experiment=bench", *small, *overrides]) == 0
         (new,) = set(tmp_path.glob("results/runs/bench/*/bench.json")) - before
         return json.loads(new.read_text()), capsys.readouterr().out

@@ -11,7 +11,7 @@ import torch
 from helpers import MAKERS, SHAPE, bf16, decode, design, draw, engine, same, start, windows
 
 from harness.arithmetic import PRODUCTS, SITES
-from harness.compiled.design import unsupported
+from harness.compiled.codes import unsupported
 from harness.config import PrecisionConfig, RingConfig
 from harness.precision import FORMATS
 from harness.reference.emulated import Emulated

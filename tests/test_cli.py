@@ -160,7 +160,8 @@ def test_help_and_refusals_do_not_wait_for_heavy_imports(argument, absent):
 
 
 def test_the_module_is_a_command_and_a_closed_pipe_is_no_error(tmp_path):
-    env = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    path = [str(Path(cli.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
     code = f"{sys.executable} -m harness --help | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.stdout.splitlines()[1:] == ["0"] and done.stderr == ""

@@ -10,14 +10,14 @@ import pytest
 import torch
 from helpers import EXACT, MAKERS, SHAPE, bf16, close, draw, start, windows
 
-from harness.compiled.design import unsupported
+from harness.arms import decode_block
+from harness.compiled.codes import unsupported
 from harness.config import Config, PrecisionConfig, RingConfig
 from harness.reference.calls import Seen
 from harness.reference.emulated import Emulated
 from harness.reference.inverse import INVERSES
 from harness.reference.state import EmulatedState
 from harness.ring import RingSpec
-from harness.runner import decode_block
 from harness.schedule import Block, Event
 from harness.variants import VariantSpec, load, names
 

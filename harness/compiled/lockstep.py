@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from harness.compiled import block as kernels
+from harness.compiled import passes
 from harness.compiled.common import (
     AFTER,
     AT,
@@ -135,7 +136,7 @@ def _tokens(
         at = at[np.diff(reached[at, b], prepend=0) > 0]
         ends[b, : len(at)], points[b, : len(at)] = reached[at, b], block.points[at, b]
     operands = token_operands(windows, a)
-    kernels.decode_tokens(
+    passes.decode_tokens(
         array(state.checkpoint), array(windows.unit(a.conventions)), *operands[1:], step, lane, ends, points,
         *design.order(state.shape.K), c, array(S), array(o), array(d), errors,
     )  # fmt: skip

@@ -13,16 +13,23 @@ from harness.compiled.common import (
     F2,
     F3,
     F4,
+    F5,
     I1,
     OUTPUT,
     RECURRENT_ACC,
     RECURRENT_LEFT,
+    SNAPSHOT,
     STEP,
+    TAKEN,
     D,
     compiled,
     summing,
 )
+from harness.compiled.measure import distance_of
 from harness.compiled.rounding import EXACT, FP32, round_one, round_rows
+from harness.compiled.window import copy_rows
+
+I2 = "int64[:, ::1]"
 
 
 @summing(f"{F2}, int64, {F2}, int64, {I1}, {F1}", "float64")
@@ -145,3 +152,58 @@ def token_pass(S, k, q, v, gain, eg, lengths, order, edges, c, out, o, d):
                 where = o[s, h] if queries else d[s, h]
                 pass_rows(state, keys, asked, v[s, h], gain[s, h], eg[s, h], lengths[s], edges, c, where, d[s, h])
             back_in_place(state, order, out[s, h])
+
+
+@compiled(f"{F4}, {F5}, {F5}, {F4}, {F4}, {I2}, {I2}, {I2}, {I2}, {I1}, {I1}, {F2}, {F5}, {F4}, {F4}, {F4}")
+def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, c, truth, o, d, errors):
+    """Committed tokens on states C [B, HV, V, K], in place: what a design that keeps its drafts' states does.
+
+    unit [W, B, H, 2m, K] k_hat then q_hat; v [W, B, HV, m, V] is beta v; gain, eg [W, B, HV, m]; step, lane [B, T] of
+    every committed token; ends [B, n] the tokens after which a state is taken, 0 behind the last, points [B, n] the
+    grid point reached there or -1; truth [P, B, HV, V, K]; o, d [B, T, HV, V]; errors [B, P, HV, 4]
+    """
+    B, HV, V, K = C.shape
+    group, m, T = HV // unit.shape[2], v.shape[3], step.shape[1]
+    straight = True
+    for k in range(K):
+        straight &= order[k] == k
+    state, moved = np.empty((group, V, K)), np.empty((V, K))
+    keys, asked, writes = np.empty((T, K)), np.empty((T, K)), np.empty((T, V))
+    a, decay, outs, ds = np.empty(T), np.empty(T), np.empty((T, V)), np.empty((T, V))
+    one = np.empty((1, K))
+    for b in range(B):
+        for h in range(unit.shape[2]):
+            for r in range(group):
+                in_order(C[b, h * group + r], order, state[r])
+            begin = 0
+            for s in range(ends.shape[1]):
+                if ends[b, s] == 0:
+                    break
+                n, point = ends[b, s] - begin, points[b, s]
+                for t in range(n):
+                    i, j = step[b, begin + t], lane[b, begin + t]
+                    for x in range(2):
+                        copy_rows(unit[i, b, h, j + x * m : j + x * m + 1], one, c)
+                        in_order(one, order, (asked if x else keys)[t : t + 1])
+                for r in range(group):
+                    hv = h * group + r
+                    for t in range(n):
+                        i, j = step[b, begin + t], lane[b, begin + t]
+                        a[t], decay[t] = gain[i, b, hv, j], eg[i, b, hv, j]
+                        for x in range(V):
+                            writes[t, x] = v[i, b, hv, j, x]
+                    pass_rows(state[r], keys, asked, writes, a, decay, n, edges, c, outs, ds)
+                    for t in range(n):
+                        for x in range(V):
+                            o[b, begin + t, hv, x], d[b, begin + t, hv, x] = outs[t, x], ds[t, x]
+                    round_rows(state[r], 0, V, c[SNAPSHOT])
+                    round_rows(state[r], 0, V, c[TAKEN])
+                    if point >= 0:
+                        if not straight:
+                            back_in_place(state[r], order, moved)
+                        fro, worst = distance_of(state[r] if straight else moved, truth[point, b, hv])
+                        errors[b, point, hv, 0] = errors[b, point, hv, 2] = fro
+                        errors[b, point, hv, 1] = errors[b, point, hv, 3] = worst
+                begin = ends[b, s]
+            for r in range(group):
+                back_in_place(state[r], order, C[b, h * group + r])
