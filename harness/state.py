@@ -5,7 +5,7 @@ Rows outside a history hold NaN until something is written there: nothing may re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,26 +31,38 @@ RECORDS: dict[str, tuple[str, str | None]] = {
 
 
 class State:
-    """Checkpoint [slots, HV, V, K], records {field: [slots, heads, L, width]} and cursors, fp64 carriers."""
+    """Checkpoint [slots, HV, V, K], records {field: [slots, heads, L, width]} and cursors.
 
-    def __init__(self, shape: Shape, spec: RingSpec, slots: int, records: tuple[str, ...], device: Any = "cpu"):
+    fp64 carriers, but for the fields that `formats` names, `checkpoint` among them.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        spec: RingSpec,
+        slots: int,
+        records: tuple[str, ...],
+        device: Any = "cpu",
+        formats: Mapping[str, torch.dtype] | None = None,
+    ):
+        formats = formats or {}
         unknown = set(records) - set(RECORDS)
         if unknown:
             raise ConfigError(f"records: {', '.join(sorted(unknown))} not among {', '.join(RECORDS)}")
         self.shape, self.spec, self.slots, self.device = shape, spec, slots, torch.device(device)
         self.cursors = Cursors(spec, slots)
-        self.checkpoint = self._poison(slots, shape.HV, shape.V, shape.K)
+        self.checkpoint = self._poison(formats.get("checkpoint"), slots, shape.HV, shape.V, shape.K)
         self.records = {}
         for name in records:
             heads, width = RECORDS[name]
             tail = (getattr(shape, width),) if width else ()
-            self.records[name] = self._poison(slots, getattr(shape, heads), spec.length, *tail)
+            self.records[name] = self._poison(formats.get(name), slots, getattr(shape, heads), spec.length, *tail)
         self.seed = list(range(slots))  # of each slot's stream; keys stochastic rounding
         self.tokens = [0] * slots  # committed since the slot's reset
         self.version = 0  # rises with every change; what was computed from an older one is void
 
-    def _poison(self, *size: int) -> Tensor:
-        return torch.full(size, torch.nan, dtype=torch.float64, device=self.device)
+    def _poison(self, dtype: torch.dtype | None, *size: int) -> Tensor:
+        return torch.full(size, torch.nan, dtype=dtype or torch.float64, device=self.device)
 
     def reset(self, slots: Sequence[int], initial: Tensor) -> None:
         """Hand `slots` to new sequences starting at `initial` [n, HV, V, K]; their old records are void."""

@@ -43,11 +43,14 @@ class Emulated:
         self, shape: Shape, slots: int, initial: Tensor, *, seed: int = 0, first_head: int = 0, device: Any = "cpu"
     ) -> EmulatedState:
         """A state of `slots` slots, each at initial[slot] [HV, V, K] as the checkpoint's format holds it."""
-        state = EmulatedState(shape, self.ring, slots, self.records, device)
+        state = self._state(shape, slots, device)
         state.first_head = first_head
         state.seed = [seed + slot for slot in range(slots)]
         self.reset(state, range(slots), initial)
         return state
+
+    def _state(self, shape: Shape, slots: int, device: Any) -> EmulatedState:
+        return EmulatedState(shape, self.ring, slots, self.records, device)
 
     def reset(self, state: EmulatedState, slots: Sequence[int], initial: Tensor) -> None:
         """Hand `slots` to new sequences starting at initial [n, HV, V, K]."""

@@ -63,8 +63,7 @@ class EmulatedState(State):
 
     def clone(self) -> EmulatedState:
         """An independent copy between steps."""
-        new = EmulatedState(self.shape, self.spec, 0, (), self.device)
-        new.__dict__.update(self.__dict__)
+        new = copy.copy(self)
         new.__dict__.pop("arrays", None)
         new.checkpoint = self.checkpoint.clone()
         new.records = {name: rows.clone() for name, rows in self.records.items()}

@@ -1,0 +1,53 @@
+"""The recurrence on the device: every draft's own state is kept, and a commit takes one of them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from harness.kernels.fold import advance
+from harness.kernels.numbers import as_stored
+
+
+@triton.jit
+def recurrent_verify(
+    q, k, v, g, beta, lengths, slots, out, d_out, C, drafts, eps, scale, m, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Outputs of a window token by token from C [slots, HV, V, K]; KEEP: drafts [B, m, HV, V, K] in C's format.
+
+    One program per (BV rows, window, value head); arguments as ring_verify's
+    """
+    tile, b, hv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot, n = tl.load(slots + b).to(tl.int64), tl.load(lengths + b)
+    if slot < 0 or n == 0:
+        return
+    rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
+    inside = (rows < V)[:, None] & (keys < K)[None, :]
+    S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
+    window, mine = (b.to(tl.int64) * H + hv // (HV // H)) * m, (b.to(tl.int64) * HV + hv) * m
+    for t in range(0, n):
+        key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
+        query = tl.load(q + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
+        value = tl.load(v + (mine + t) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
+        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps)
+        q_hat = query / tl.sqrt(tl.sum(query * query, axis=0) + eps) * scale
+        o = tl.sum(S * q_hat[None, :], axis=1)
+        tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
+        tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
+        if KEEP:
+            to = (((b.to(tl.int64) * m + t) * HV + hv) * V + rows)[:, None] * K + keys[None, :]
+            tl.store(drafts + to, as_stored(S, drafts), mask=inside)
+
+
+@triton.jit
+def take_draft(C, drafts, slots, accepted, m, HV, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """C[slots[b]] = drafts[b, accepted[b] - 1] where any token was accepted."""
+    tile, b, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    slot, n = tl.load(slots + b).to(tl.int64), tl.load(accepted + b)
+    if slot < 0 or n == 0:
+        return
+    rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
+    inside = (rows < V)[:, None] & (keys < K)[None, :]
+    S = tl.load(drafts + (((b * m + n - 1) * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0)
+    tl.store(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], S, mask=inside)
