@@ -1,5 +1,6 @@
 """One thread and one seed for every test, so that a failure repeats; and the command line in this process."""
 
+import os
 import random
 from collections.abc import Callable
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # before anything imports triton: its kernels then run as NumPy
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

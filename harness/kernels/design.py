@@ -111,7 +111,7 @@ class Triton(Emulated):
         if not step.slots:
             nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
-        if step.windows.B != state.slots or step.windows.g.device != state.device:
+        if state.slots != step.windows.B or step.windows.g.device != state.device:
             raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
                             f"a state of {state.slots} on {state.device}")  # fmt: skip
         q, k, v, g, beta, lengths = self.inputs(step.windows)[step.index]
@@ -121,7 +121,7 @@ class Triton(Emulated):
         out = torch.empty(B, s.HV, m, s.V, dtype=self.formats["output"], device=state.device)
         d = torch.empty(B, s.HV, m, s.V, dtype=torch.float32, device=state.device)
         eps, scale, grid = self.arithmetic.conventions.eps, s.K**-0.5, (triton.cdiv(s.V, BV), B, s.HV)
-        BK = triton.next_power_of_2(s.K)
+        BK = width(s.K)
         if self.spec.verify == "tokens":
             state.kept = torch.empty(
                 B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device
@@ -139,8 +139,8 @@ class Triton(Emulated):
             ring_verify[grid](
                 q, k, v, g, beta, lengths, every, out, d, state.checkpoint, r["k_hat"], r["d"], r["g"],
                 r.get("d_lo", none), r.get("v", none), r.get("k", none), r.get("beta", none), w, base, flag,
-                eps, scale, m, s.H, s.HV, s.K, s.V, L, BK, BV, max(4, triton.next_power_of_2(m)), max(16, L), o.key, o.dot,
-                o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, num_warps=WARPS,
+                eps, scale, m, s.H, s.HV, s.K, s.V, L, BK, BV, max(4, triton.next_power_of_2(m)), width(L), o.key,
+                o.dot, o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, num_warps=WARPS,
             )  # fmt: skip
         state.version += 1
         state.folded = None
@@ -171,7 +171,7 @@ class Triton(Emulated):
             assert state.kept is not None
             take_draft[(triton.cdiv(s.V, BV), state.slots, s.HV)](
                 state.checkpoint, state.kept, every, at, state.kept.shape[1], s.HV, s.K, s.V,
-                triton.next_power_of_2(s.K), BV, num_warps=WARPS,
+                width(s.K), BV, num_warps=WARPS,
             )  # fmt: skip
             state.kept = None
         elif full:
@@ -203,7 +203,7 @@ class Triton(Emulated):
         s, r, L, o = state.shape, state.records, state.spec.length, self.options
         fold_product[(triton.cdiv(s.V, BV), len(slots), s.HV)](
             state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
-            state.on_device[1], out, s.H, s.HV, s.K, s.V, L, triton.next_power_of_2(s.K), BV, max(16, L), o.fold_dot,
+            state.on_device[1], out, s.H, s.HV, s.K, s.V, L, width(s.K), BV, width(L), o.fold_dot,
             o.low, in_place, INTERPRETED, num_warps=WARPS,
         )  # fmt: skip
 
@@ -211,6 +211,11 @@ class Triton(Emulated):
         s, r = state.shape, state.records
         fold_replay[(triton.cdiv(s.V, BV), len(slots), s.HV)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], out,
-            self.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, triton.next_power_of_2(s.K), BV,
+            self.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, width(s.K), BV,
             in_place, num_warps=WARPS,
         )  # fmt: skip
+
+
+def width(n: int) -> int:
+    """A power of two that holds n and may be the inner dimension of a product."""
+    return max(16, triton.next_power_of_2(n))

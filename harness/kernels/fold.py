@@ -15,7 +15,7 @@ def fold_product(
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
     DOT: tl.constexpr, LOW: tl.constexpr, IN_PLACE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[i] (or the slot's own place) = the checkpoint of slots[i] after lengths[i] records; one program per BV rows."""
+    """out[i], or the slot's own place, = the checkpoint of slots[i] after lengths[i] records."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
     if slot < 0 or (IN_PLACE and w == 0):
@@ -49,7 +49,7 @@ def fold_replay(
     inside = (rows < V)[:, None] & (keys < K)[None, :]
     S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
     head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
-    for t in range(0, w):
+    for t in range(w):
         row = (base + t) & (L - 1)
         key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)

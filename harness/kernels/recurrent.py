@@ -26,7 +26,7 @@ def recurrent_verify(
     inside = (rows < V)[:, None] & (keys < K)[None, :]
     S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
     window, mine = (b.to(tl.int64) * H + hv // (HV // H)) * m, (b.to(tl.int64) * HV + hv) * m
-    for t in range(0, n):
+    for t in range(n):
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         query = tl.load(q + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(v + (mine + t) * V + rows, mask=rows < V, other=0.0).to(tl.float32)

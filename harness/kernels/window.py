@@ -48,7 +48,8 @@ def ring_verify(
     """One program per (BV rows, window, value head).
 
     q, k [B, H, m, K]; v [B, HV, m, V]; g, beta [B, HV, m] fp32; lengths, slots [B], a negative slot or a length of 0
-    is skipped; REPLAYED: a flagged slot's history is in C already; out, d_out [B, HV, m, V]; C [slots, HV, V, K]; rings [slots, heads, L, width]; cursors [slots] int32
+    is skipped; REPLAYED: a flagged slot's history is in C already; out, d_out [B, HV, m, V]; C [slots, HV, V, K];
+    rings [slots, heads, L, width]; cursors [slots] int32
     """
     tile, b, hv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, n = tl.load(slots + b).to(tl.int64), tl.load(lengths + b)
@@ -120,11 +121,11 @@ def ring_verify(
             row_A = tl.sum(tl.where(i == t, A, 0.0), axis=0)
             T = T - tl.where(i == t, tl.sum(row_A[:, None] * T, axis=0)[None, :], 0.0)
         D = tl.zeros((BV, BS), tl.float32)
-        for t in range(0, BS):
+        for t in range(BS):
             column = tl.sum(tl.where(j == t, R, 0.0), axis=1)
             D += column[:, None] * tl.sum(tl.where(j == t, T, 0.0), axis=1)[None, :]
     o = tl.exp(G)[None, :] * on_q
-    for t in range(0, BS):
+    for t in range(BS):
         column = tl.sum(tl.where(j == t, D, 0.0), axis=1)
         o += column[:, None] * tl.sum(tl.where(j == t, F, 0.0), axis=1)[None, :]
 
