@@ -95,11 +95,18 @@ class Config:
         ]
     )
     reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
+    backend: Any = "auto"  # emulated | triton | auto: triton on a GPU where there is a kernel; or a list to compare
+    exp: str = "fast"  # e^g in Triton kernels: fast, as tl.exp makes it | rounded: once, from fp64
     engine: str = "auto"  # of emulated designs: torch (readable, any device) | compiled (CPU) | auto
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core
     results_dir: str = "results/runs"
     progress: Optional[bool] = None  # null: a bar when standard error is a terminal
+
+
+def backends(config: Config) -> list[str]:
+    """What `backend` names, as a list."""
+    return [config.backend] if isinstance(config.backend, str) else [str(x) for x in config.backend]
 
 
 def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -152,6 +159,13 @@ def validate(config: Config) -> None:
     _one_of("acceptance.kind", config.acceptance.kind, ("uniform", "all", "none", "geometric", "fixed"))
     _one_of("ring.fold_when", ring.fold_when, ("next", "commit"))
     _one_of("reference", config.reference, ("fp64", "own"))
+    if not isinstance(config.backend, (str, list)) or not config.backend:
+        raise ConfigError(f"backend: {config.backend!r} is neither a name nor a list of names")
+    for backend in backends(config):
+        _one_of("backend", backend, ("auto", "emulated", "triton"))
+    if len(set(backends(config))) != len(backends(config)):
+        raise ConfigError(f"backend: a name appears twice in {config.backend}")
+    _one_of("exp", config.exp, ("fast", "rounded"))
     _one_of("engine", config.engine, ("auto", "torch", "compiled"))
     _one_of("device", config.device, ("auto", "cpu", "cuda"))
     p = config.acceptance.p

@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from harness.arithmetic import Arithmetic
-from harness.config import Config
+from harness.config import Config, backends
 from harness.errors import ConfigError
 from harness.reference.emulated import Emulated
 from harness.variants import VariantSpec, load
 
 
 def designs(config: Config, device: str = "cpu") -> list[Emulated]:
-    """The designs a configuration names, each in the run's precision, on its own ring and by its engine.
+    """The designs a configuration names, each in the run's precision, on its own ring and by every backend asked for.
 
+    backend=auto takes a kernel on a GPU where there is one for the design; backend=triton refuses the rest by name.
     engine=auto compiles what can be compiled on the CPU; engine=compiled refuses the rest, naming the design.
     """
     made: list[Emulated] = []
-    for name in config.variants:
-        spec = load(name)
-        ring, arithmetic = spec.ring(config.ring), spec.arithmetic(config.precision)
-        why = "engine torch asked for" if config.engine == "torch" else why_not(spec, arithmetic, device)
-        if why and config.engine == "compiled":
-            raise ConfigError(f"engine: {name} cannot be compiled: {why}")
-        if why:
-            made.append(Emulated(spec, ring, arithmetic))
-        else:
-            from harness.compiled.design import Compiled
-
-            made.append(Compiled(spec, ring, arithmetic))
+    for i, backend in enumerate(backends(config)):
+        for name in config.variants:
+            spec = load(name)
+            arithmetic = spec.arithmetic(config.precision)
+            label = spec if i == 0 else replace(spec, name=f"{spec.name}@{backend}")
+            triton, ring = triton_of(spec, arithmetic, backend, device), spec.ring(config.ring)
+            if triton:
+                made.append(triton(label, ring, arithmetic, exp=config.exp))
+            else:
+                made.append(engine_of(config, spec, arithmetic, device)(label, ring, arithmetic))
     return made
+
+
+def triton_of(spec: VariantSpec, arithmetic: Arithmetic, backend: str, device: str) -> Any:
+    """The Triton design where `backend` resolves to it. Raises ConfigError for one that was asked for in vain."""
+    if backend == "emulated" or (backend == "auto" and device != "cuda"):
+        return None
+    from harness.kernels.options import unsupported
+
+    why = unsupported(spec, arithmetic)
+    if why and backend == "triton":
+        raise ConfigError(f"backend: {spec.name} has no Triton kernel: {why}")
+    if why:
+        return None
+    try:
+        from harness.kernels.design import Triton
+        from harness.kernels.numbers import INTERPRETED
+    except ModuleNotFoundError as error:
+        if backend == "auto":
+            return None
+        raise ConfigError(f"backend: triton is not installed ({error.name})") from None
+    if device != "cuda" and not INTERPRETED:
+        raise ConfigError(f"backend: triton needs a GPU, and the device is {device}; use backend=emulated")
+    return Triton
+
+
+def engine_of(config: Config, spec: VariantSpec, arithmetic: Arithmetic, device: str) -> type[Emulated]:
+    """The emulation that runs a design. Raises ConfigError where engine=compiled cannot have it."""
+    why = "engine torch asked for" if config.engine == "torch" else why_not(spec, arithmetic, device)
+    if why and config.engine == "compiled":
+        raise ConfigError(f"engine: {spec.name} cannot be compiled: {why}")
+    if why:
+        return Emulated
+    from harness.compiled.design import Compiled
+
+    return Compiled
 
 
 def why_not(spec: VariantSpec, arithmetic: Arithmetic, device: str) -> str | None:

@@ -45,7 +45,7 @@ METRICS = ERRORS + CONDITIONING
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
-    [("variant", TEXT)]
+    [("variant", TEXT), ("backend", TEXT)]
     + list(KEYS.items())
     + list(OWN.items())
     + [(name, pa.float32()) for name in METRICS]

@@ -92,7 +92,7 @@ class Runner:
                 oracle.advance(windows)
             for design in self.designs:
                 step = Step(windows, 0)
-                filler = type(design)(design.spec, PREFILL, design.arithmetic)
+                filler = design.on(PREFILL)
                 filler.verify(states[design.spec.name], step)
                 filler.commit(states[design.spec.name], step.slots, step.lengths)
             progress(size * B)
@@ -108,7 +108,7 @@ class Runner:
 
     def _create(self, design: Emulated, ring: RingSpec, initial: Tensor) -> EmulatedState:
         d = self.config.decode
-        return type(design)(design.spec, ring, design.arithmetic).create(
+        return design.on(ring).create(
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
@@ -152,6 +152,7 @@ class Runner:
         rows: dict[str, Any] = dict(self._keys(block))
         worst = self._ordered(block, seen)
         rows |= {name: worst[:, i] for i, name in enumerate(names)}
+        rows["backend"] = np.full(len(worst), "fp64", dtype=object)
         # an interval longer than one piece has no matrix of its own here: recorded as not computed
         whole = ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
         inside = self._ordered(block, conditioning(pieces.windows).swapaxes(0, 1)) if whole else None
@@ -175,6 +176,7 @@ class Runner:
             self._ordered(block, np.repeat(x[..., None], HV, -1)) for x in (seen.history, seen.folded)
         )
         errors = self._ordered(block, seen.errors)
+        rows["backend"] = np.full(len(errors), arm.design.backend, dtype=object)
         rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), errors.T, strict=True))
         for name in ("d", "o"):
             found = arm.token_errors(name, getattr(truth, name), pieces.spans)

@@ -114,7 +114,7 @@ def design(
 def windows(tokens: Tokens, lengths: Any, shape: Shape = SHAPE, pad: float = float("nan")) -> Windows:
     """Windows of tokens [W, B, m, ...], with `pad` in every lane behind a window's length."""
     lengths = np.asarray(lengths)
-    padded = torch.from_numpy(np.arange(tokens.g.shape[2]) >= lengths[..., None])
+    padded = torch.from_numpy(np.arange(tokens.g.shape[2]) >= lengths[..., None]).to(tokens.g.device)
     tokens = tokens.map(lambda x: x.masked_fill(padded.view(*padded.shape, *(1,) * (x.ndim - 3)), pad))
     return Windows(tokens, lengths, shape)
 

@@ -3,4 +3,5 @@
 EXPERIMENTS = {
     "drift": "harness.experiments.drift:run",
     "bench": "harness.experiments.bench:run",
+    "probe": "harness.experiments.probe:run",
 }

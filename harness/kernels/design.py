@@ -18,6 +18,7 @@ from harness.kernels.recurrent import recurrent_verify, take_draft
 from harness.kernels.window import ring_verify
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState, Verified
+from harness.ring import RingSpec
 from harness.tokens import Shape
 from harness.window import Step, Windows
 
@@ -72,8 +73,9 @@ class Triton(Emulated):
     backend = "triton"
     engine = "triton"
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, exp: str = "fast"):
         super().__init__(*args)
+        self.exp = exp
         why = unsupported(self.spec, self.arithmetic)
         if why:
             raise ConfigError(f"backend: {self.spec.name} has no Triton kernel: {why}")
@@ -84,6 +86,10 @@ class Triton(Emulated):
         if torch.device(device).type != "cuda" and not INTERPRETED:
             raise ConfigError(f"device: {device}: Triton kernels need a GPU, or TRITON_INTERPRET=1")
         return TritonState(shape, self.ring, slots, self.records, device, self.formats)
+
+    def on(self, ring: RingSpec) -> Triton:
+        """The same design on another ring."""
+        return Triton(self.spec, ring, self.arithmetic, exp=self.exp)
 
     def inputs(self, windows: Windows) -> list[tuple[Tensor, ...]]:
         """q, k, v in the activation format, g and beta in fp32, lengths, of every step."""
@@ -111,9 +117,9 @@ class Triton(Emulated):
         if not step.slots:
             nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
-        if state.slots != step.windows.B or step.windows.g.device != state.device:
+        if state.slots != step.windows.B or step.windows.g.device != state.checkpoint.device:
             raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
-                            f"a state of {state.slots} on {state.device}")  # fmt: skip
+                            f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
         q, k, v, g, beta, lengths = self.inputs(step.windows)[step.index]
         B, m = state.slots, step.windows.m
         w, base, flag = state.sync()
@@ -128,7 +134,7 @@ class Triton(Emulated):
             )
             recurrent_verify[grid](
                 q, k, v, g, beta, lengths, every, out, d, state.checkpoint, state.kept, eps, scale, m, s.H, s.HV,
-                s.K, s.V, BK, BV, True, num_warps=WARPS,
+                s.K, s.V, BK, BV, True, self.exp, num_warps=WARPS,
             )  # fmt: skip
         else:
             replayed = self.spec.fold == "replay"
@@ -140,7 +146,8 @@ class Triton(Emulated):
                 q, k, v, g, beta, lengths, every, out, d, state.checkpoint, r["k_hat"], r["d"], r["g"],
                 r.get("d_lo", none), r.get("v", none), r.get("k", none), r.get("beta", none), w, base, flag,
                 eps, scale, m, s.H, s.HV, s.K, s.V, L, BK, BV, max(4, triton.next_power_of_2(m)), width(L), o.key,
-                o.dot, o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, num_warps=WARPS,
+                o.dot, o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, self.exp,
+                num_warps=WARPS,
             )  # fmt: skip
         state.version += 1
         state.folded = None
@@ -204,7 +211,7 @@ class Triton(Emulated):
         fold_product[(triton.cdiv(s.V, BV), len(slots), s.HV)](
             state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
             state.on_device[1], out, s.H, s.HV, s.K, s.V, L, width(s.K), BV, width(L), o.fold_dot,
-            o.low, in_place, INTERPRETED, num_warps=WARPS,
+            o.low, in_place, INTERPRETED, self.exp, num_warps=WARPS,
         )  # fmt: skip
 
     def _replay(self, state: TritonState, slots: Tensor, lengths: Tensor, out: Tensor, in_place: bool) -> None:
@@ -212,7 +219,7 @@ class Triton(Emulated):
         fold_replay[(triton.cdiv(s.V, BV), len(slots), s.HV)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], out,
             self.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, width(s.K), BV,
-            in_place, num_warps=WARPS,
+            in_place, self.exp, num_warps=WARPS,
         )  # fmt: skip
 
 

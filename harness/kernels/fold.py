@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, dot
+from harness.kernels.numbers import as_stored, decay, dot
 from harness.kernels.window import history
 
 
@@ -13,7 +13,7 @@ from harness.kernels.window import history
 def fold_product(
     C, ring_k, ring_d, ring_g, d_lo, slots, lengths, cache_base, out, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
-    DOT: tl.constexpr, LOW: tl.constexpr, IN_PLACE: tl.constexpr, INTERPRETED: tl.constexpr,
+    DOT: tl.constexpr, LOW: tl.constexpr, IN_PLACE: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
     """out[i], or the slot's own place, = the checkpoint of slots[i] after lengths[i] records."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -26,7 +26,7 @@ def fold_product(
     S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
     if w > 0:
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
-        Wd, total = history(ring_d, d_lo, ring_g, row, record < w, slot * HV + hv, rows, V, L, LOW)
+        Wd, total = history(ring_d, d_lo, ring_g, row, record < w, slot * HV + hv, rows, V, L, LOW, EXP)
         head = slot * H + hv // (HV // H)
         past = tl.load(ring_k + (head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
         S = S * total + dot(Wd, past.to(tl.float32), DOT, INTERPRETED)
@@ -38,6 +38,7 @@ def fold_product(
 def fold_replay(
     C, raw_k, raw_v, ring_g, raw_beta, slots, lengths, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
+    EXP: tl.constexpr,
 ):  # fmt: skip
     """The same by the recurrence over raw records, one token after the other in registers."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -53,15 +54,15 @@ def fold_replay(
         row = (base + t) & (L - 1)
         key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-        S, _ = advance(S, key, value, tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row), eps)
+        S, _ = advance(S, key, value, tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row), eps, EXP)
     to = slot if IN_PLACE else i
     tl.store(out + ((to * HV + hv) * V + rows)[:, None] * K + keys[None, :], as_stored(S, out), mask=inside)
 
 
 @triton.jit
-def advance(S, key, value, g, beta, eps):
+def advance(S, key, value, g, beta, eps, EXP: tl.constexpr):
     """S [BV, BK] after one token, and its write d [BV]."""
     k_hat = key / tl.sqrt(tl.sum(key * key, axis=0) + eps)
-    S = S * tl.exp(g)
+    S = S * decay(g, EXP)
     d = (value - tl.sum(S * k_hat[None, :], axis=1)) * beta
     return S + d[:, None] * k_hat[None, :], d

@@ -43,6 +43,16 @@ def as_stored(x, to):
 
 
 @triton.jit
+def decay(x, EXP: tl.constexpr):
+    """e^x of fp32 log decays: fast, as tl.exp makes it, or rounded once from fp64."""
+    if EXP == "rounded":
+        y = tl.exp(x.to(tl.float64)).to(tl.float32)
+    else:
+        y = tl.exp(x)
+    return y
+
+
+@triton.jit
 def dot(a, b, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr):
     """a @ b of fp32 tiles with operands as PRECISION reads them (ieee, tf32, tf32x3, bf16), fp32 accumulator."""
     if PRECISION == "bf16":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, dot, round_bf16
+from harness.kernels.numbers import as_stored, decay, dot, round_bf16
 
 
 @triton.jit
@@ -21,19 +21,21 @@ def unit(x, live, eps, scale, KEY: tl.constexpr):
 
 
 @triton.jit
-def history(ring_d, d_lo, ring_g, row, valid, head, v, V: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr):
+def history(
+    ring_d, d_lo, ring_g, row, valid, head, v, V: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr, EXP: tl.constexpr
+):
     """W d [BV, BC] and the total decay of a history whose j-th record lies in row[j]; zero behind it.
 
     head  the (slot, value head) the records belong to; v [BV] the rows of the state
     """
     g = tl.where(valid, tl.load(ring_g + head * L + row), 0.0)
     total = tl.sum(g, axis=0)
-    W = tl.where(valid, tl.exp(total - tl.cumsum(g, axis=0)), 0.0)
+    W = tl.where(valid, decay(total - tl.cumsum(g, axis=0), EXP), 0.0)
     at = (head * L + row)[None, :] * V + v[:, None]
     d = tl.load(ring_d + at, mask=(v < V)[:, None], other=0.0).to(tl.float32)
     if LOW:
         d += tl.load(d_lo + at, mask=(v < V)[:, None], other=0.0).to(tl.float32)
-    return d * W[None, :], tl.exp(total)
+    return d * W[None, :], decay(total, EXP)
 
 
 @triton.jit
@@ -44,6 +46,7 @@ def ring_verify(
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr,
     BC: tl.constexpr, KEY: tl.constexpr, DOT: tl.constexpr, FOLD: tl.constexpr, INVERSE: tl.constexpr,
     REPLAYED: tl.constexpr, LOW: tl.constexpr, READ_LOW: tl.constexpr, RAW: tl.constexpr, INTERPRETED: tl.constexpr,
+    EXP: tl.constexpr,
 ):  # fmt: skip
     """One program per (BV rows, window, value head).
 
@@ -81,13 +84,13 @@ def ring_verify(
         # rows behind the history may hold anything, so none of them is read
         valid = record < w
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
-        Wd, total = history(ring_d, d_lo, ring_g, row, valid, head, rows, V, L, READ_LOW)
+        Wd, total = history(ring_d, d_lo, ring_g, row, valid, head, rows, V, L, READ_LOW, EXP)
         past = tl.load(
             ring_k + (key_head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0
         ).to(tl.float32)
         if flag != 0:
             if LOW and not READ_LOW:
-                Wd, total = history(ring_d, d_lo, ring_g, row, valid, head, rows, V, L, True)
+                Wd, total = history(ring_d, d_lo, ring_g, row, valid, head, rows, V, L, True, EXP)
             S = as_stored(S * total + dot(Wd, past, FOLD, INTERPRETED), C)
             tl.store(C + place, S, mask=inside)
             S = S.to(tl.float32)
@@ -103,12 +106,12 @@ def ring_verify(
         on_q = dot(S, tl.trans(q_hat), DOT, INTERPRETED)
 
     i, j = lane[:, None], lane[None, :]
-    E = tl.exp(tl.where(i >= j, G[:, None] - G[None, :], float("-inf")))
+    E = decay(tl.where(i >= j, G[:, None] - G[None, :], float("-inf")), EXP)
     A = tl.where(i > j, gain[:, None] * E * dot(k_hat, tl.trans(k_hat), DOT, INTERPRETED), 0.0)
     F = E * dot(q_hat, tl.trans(k_hat), DOT, INTERPRETED)
     values = tl.load(v + (mine + at)[None, :] * V + rows[:, None], mask=(rows < V)[:, None], other=0.0)
     values = values.to(tl.float32) * live.to(tl.float32)[None, :]
-    R = (values - tl.exp(G)[None, :] * on_k) * gain[None, :]
+    R = (values - decay(G, EXP)[None, :] * on_k) * gain[None, :]
     if INVERSE == "rhs_solve":
         D = R
         for t in range(1, BS):
@@ -124,7 +127,7 @@ def ring_verify(
         for t in range(BS):
             column = tl.sum(tl.where(j == t, R, 0.0), axis=1)
             D += column[:, None] * tl.sum(tl.where(j == t, T, 0.0), axis=1)[None, :]
-    o = tl.exp(G)[None, :] * on_q
+    o = decay(G, EXP)[None, :] * on_q
     for t in range(BS):
         column = tl.sum(tl.where(j == t, D, 0.0), axis=1)
         o += column[:, None] * tl.sum(tl.where(j == t, F, 0.0), axis=1)[None, :]
@@ -146,8 +149,8 @@ def ring_verify(
         if RAW:
             tl.store(raw_beta + head * L + new, step_beta, mask=live)
         if hv % (HV // H) == 0:
-            there = (key_head * L + new)[:, None] * K + keys[None, :]
-            put = live[:, None] & (keys < K)[None, :]
-            tl.store(ring_k + there, as_stored(k_hat, ring_k), mask=put)
+            key_place = (key_head * L + new)[:, None] * K + keys[None, :]
+            written = live[:, None] & (keys < K)[None, :]
+            tl.store(ring_k + key_place, as_stored(k_hat, ring_k), mask=written)
             if RAW:
-                tl.store(raw_k + there, raw, mask=put)
+                tl.store(raw_k + key_place, raw, mask=written)

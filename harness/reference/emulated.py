@@ -39,6 +39,10 @@ class Emulated:
         if spec.fold_current and ring.max_window != 1:
             raise ConfigError(f"variant {spec.name}: fold_current needs ring.max_window=1")
 
+    def on(self, ring: RingSpec) -> Emulated:
+        """The same design on another ring."""
+        return type(self)(self.spec, ring, self.arithmetic)
+
     def create(
         self, shape: Shape, slots: int, initial: Tensor, *, seed: int = 0, first_head: int = 0, device: Any = "cpu"
     ) -> EmulatedState:
