@@ -5,7 +5,11 @@ The interpreter can check indices, masks, cursors and where a value is rounded, 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,10 @@ from helpers import EXACT, bf16, decode, draw, same, start, windows
 from test_precision import fp32_patterns
 
 from harness.arithmetic import Rounding
-from harness.config import PrecisionConfig, RingConfig
+from harness.config import Config, PrecisionConfig, RingConfig, validate
+from harness.designs import designs
 from harness.errors import ConfigError
+from harness.experiments import probe
 from harness.reference.emulated import Emulated
 from harness.tokens import Shape
 from harness.variants import VariantSpec, load, names
@@ -24,6 +30,7 @@ from harness.window import Windows
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
+from harness.kernels import options  # noqa: E402
 from harness.kernels.design import Triton, TritonState  # noqa: E402
 from harness.kernels.numbers import round_bf16, truncate_tf32  # noqa: E402
 from harness.kernels.options import unsupported  # noqa: E402
@@ -158,3 +165,77 @@ def test_a_design_without_a_kernel_is_refused_by_name() -> None:
             made(Triton, load(name), RingConfig())
     with pytest.raises(ConfigError, match="site gram"):
         made(Triton, load("chunked_fp32"), RingConfig(), PrecisionConfig(sites={"gram": "bf16"}))
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from harness.kernels import fold, recurrent, window
+
+B16, F32, I32 = "*bf16", "*fp32", "*i32"
+TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
+TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts"), F32)
+TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
+TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV"), "i32")
+SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
+SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP": True}
+
+
+def build(kernel, **options):
+    constants = {n: v for n, v in (SIZES | options).items() if n in kernel.arg_names}
+    types = TYPES | dict.fromkeys(("ring_k", "ring_d"), options.get("ring", B16))
+    signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
+    at = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
+    triton.compile(ASTSource(kernel, signature, at), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+
+for dot, replayed, inverse in (("ieee", 0, "substitution"), ("bf16", 0, "rhs_solve"), ("tf32", 1, "substitution")):
+    build(window.ring_verify, DOT=dot, FOLD=dot, REPLAYED=bool(replayed), RAW=bool(replayed), INVERSE=inverse)
+build(fold.fold_product, DOT="tf32x3")
+build(fold.fold_replay, EXP="rounded")
+build(recurrent.recurrent_verify)
+build(recurrent.take_draft)
+print("built")
+"""
+
+
+def test_every_kernel_builds_for_hopper_without_one() -> None:
+    """Fault: what the interpreter runs and the compiler refuses, such as a name that changes its shape in a branch."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(options.__file__).parents[2]), env.get("PYTHONPATH"))))
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=env)
+    assert done.stdout == "built\n", done.stderr[-2000:]
+
+
+def test_backends_are_resolved_by_name() -> None:
+    """Faults: a backend changed in silence, two arms of one name, a refusal that names no design."""
+    both = designs(Config(variants=["chunked_fp32", "null_arm"], backend=["triton", "emulated"]), DEVICE)
+    assert [(d.spec.name, d.backend) for d in both] == [
+        ("chunked_fp32", "triton"), ("null_arm", "triton"),
+        ("chunked_fp32@emulated", "emulated"), ("null_arm@emulated", "emulated"),
+    ]  # fmt: skip
+    assert [d.backend for d in designs(Config(variants=["chunked_fp32"]), "cpu")] == ["emulated"]
+    with pytest.raises(ConfigError, match=r"backend: kv_replay .*token pass"):
+        designs(Config(variants=["kv_replay"], backend="triton"), DEVICE)
+    for wrong in ("cuda", [], ["triton", "triton"], 3):
+        with pytest.raises(ConfigError, match=r"^backend: "):
+            validate(Config(backend=wrong))
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+def test_a_probe_tells_two_roundings_apart(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a probe that agrees with anything, so that a wrong emulation goes unseen."""
+    names = ("left operand", "right operand", "ties")
+    assert all(probe.compare(precision, probe.PROBES[n](), DEVICE)["equal"] == 256 for n in names)
+    other = {"ieee": "tf32", "tf32": "ieee", "bf16": "tf32"}[precision]
+    monkeypatch.setitem(probe.DOTS, precision, probe.DOTS[other])
+    assert all(probe.compare(precision, probe.PROBES[n](), DEVICE)["equal"] < 256 for n in names)
+
+
+def test_a_decay_rounded_once_is_closer() -> None:
+    """Fault: exp=rounded that takes the fast one; measured by its own report."""
+    fast, rounded = probe.exponentials("fast", DEVICE), probe.exponentials("rounded", DEVICE)
+    # half a unit in the last place is at most one unit of 2^-24
+    assert all(r["worst"] <= 1.0 + 1e-6 for r in rounded)
+    assert max(f["worst"] for f in fast) > 1.0
