@@ -14,10 +14,16 @@ from harness.kernels.numbers import as_stored, decay, dot, round_bf16
 
 @triton.jit
 def unit(x, live, eps, scale, KEY: tl.constexpr):
-    """Rows of x [n, K] over their norm, times scale; rows that are not live are zero; rounded as keys are."""
-    x = x / tl.sqrt(tl.sum(x * x, axis=1) + eps)[:, None] * scale
+    """Rows of x [n, K] over their norm, times scale [n]; rows that are not live are zero; rounded as keys are."""
+    x = x / tl.sqrt(tl.sum(x * x, axis=1) + eps)[:, None] * scale[:, None]
     x = x * live.to(tl.float32)[:, None]
     return round_bf16(x) if KEY == "bf16" else x
+
+
+@triton.jit
+def halves(x, BS: tl.constexpr, N: tl.constexpr):
+    """Rows 2i and 2i + 1 of x [2 BS, N] apart, [BS, N] each."""
+    return tl.split(tl.permute(tl.reshape(x, (BS, 2, N)), (0, 2, 1)))
 
 
 @triton.jit
@@ -61,25 +67,30 @@ def ring_verify(
     w, base, flag = tl.load(write_pos + slot), tl.load(cache_base + slot), tl.load(is_flush + slot)
     h = hv // (HV // H)
     rows, keys, lane, record = tile * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, BS), tl.arange(0, BC)
+    # the state is asked for first: it is most of what moves
+    place = ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :]
+    inside = (rows < V)[:, None] & (keys < K)[None, :]
+    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     live = lane < n
     # dead lanes read a live one and are zeroed: a masked operand can leave stale shared memory behind
     at = tl.minimum(lane, n - 1)
     window = (b.to(tl.int64) * H + h) * m
-    raw = tl.load(k + (window + at)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
-    k_hat = unit(raw.to(tl.float32), live, eps, 1.0, KEY)
-    asked = tl.load(q + (window + at)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
-    q_hat = unit(asked.to(tl.float32), live, eps, scale, KEY)
+    # k_hat and q_hat in turn, so that one product serves both
+    both = tl.arange(0, 2 * BS)
+    asks, there = both % 2, (window + tl.minimum(both // 2, n - 1))[:, None] * K + keys[None, :]
+    from_k = tl.load(k + there, mask=(keys < K)[None, :], other=0.0).to(tl.float32)
+    from_q = tl.load(q + there, mask=(keys < K)[None, :], other=0.0).to(tl.float32)
+    kq = tl.where(asks[:, None] == 0, from_k, from_q)
+    kq = unit(kq, both // 2 < n, eps, tl.where(asks == 0, 1.0, scale), KEY)
     mine = (b.to(tl.int64) * HV + hv) * m
     step_g, step_beta = tl.load(g + mine + at), tl.load(beta + mine + at)
+    values = tl.load(v + (mine + at)[None, :] * V + rows[:, None], mask=(rows < V)[:, None], other=0.0)
+    values = values.to(tl.float32) * live.to(tl.float32)[None, :]
     G = tl.cumsum(tl.where(live, step_g, 0.0), axis=0)
     gain = tl.where(live, step_beta, 0.0)
 
-    place = ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :]
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
-    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     head, key_head = slot * HV + hv, slot * H + h
-    on_k = tl.zeros((BV, BS), tl.float32)
-    on_q = tl.zeros((BV, BS), tl.float32)
+    on = tl.zeros((BV, 2 * BS), tl.float32)
     if w > 0 and not (REPLAYED and flag != 0):
         # rows behind the history may hold anything, so none of them is read
         valid = record < w
@@ -94,41 +105,38 @@ def ring_verify(
             S = as_stored(S * total + dot(Wd, past, FOLD, INTERPRETED), C)
             tl.store(C + place, S, mask=inside)
             S = S.to(tl.float32)
-            on_k = dot(S, tl.trans(k_hat), DOT, INTERPRETED)
-            on_q = dot(S, tl.trans(q_hat), DOT, INTERPRETED)
+            on = dot(S, tl.trans(kq), DOT, INTERPRETED)
         else:
-            on_k = dot(S, tl.trans(k_hat), DOT, INTERPRETED) * total
-            on_q = dot(S, tl.trans(q_hat), DOT, INTERPRETED) * total
-            on_k += dot(Wd, dot(past, tl.trans(k_hat), DOT, INTERPRETED), DOT, INTERPRETED)
-            on_q += dot(Wd, dot(past, tl.trans(q_hat), DOT, INTERPRETED), DOT, INTERPRETED)
+            on = dot(S, tl.trans(kq), DOT, INTERPRETED) * total
+            on += dot(Wd, dot(past, tl.trans(kq), DOT, INTERPRETED), DOT, INTERPRETED)
     else:
-        on_k = dot(S, tl.trans(k_hat), DOT, INTERPRETED)
-        on_q = dot(S, tl.trans(q_hat), DOT, INTERPRETED)
+        on = dot(S, tl.trans(kq), DOT, INTERPRETED)
+    on_k, on_q = tl.split(tl.reshape(on, (BV, BS, 2)))
+    k_hat, _ = halves(kq, BS, BK)
+    on_keys, on_queries = halves(dot(kq, tl.trans(k_hat), DOT, INTERPRETED), BS, BS)
 
     i, j = lane[:, None], lane[None, :]
     E = decay(tl.where(i >= j, G[:, None] - G[None, :], float("-inf")), EXP)
-    A = tl.where(i > j, gain[:, None] * E * dot(k_hat, tl.trans(k_hat), DOT, INTERPRETED), 0.0)
-    F = E * dot(q_hat, tl.trans(k_hat), DOT, INTERPRETED)
-    values = tl.load(v + (mine + at)[None, :] * V + rows[:, None], mask=(rows < V)[:, None], other=0.0)
-    values = values.to(tl.float32) * live.to(tl.float32)[None, :]
+    A = tl.where(i > j, gain[:, None] * E * on_keys, 0.0)
+    F = E * on_queries
     R = (values - decay(G, EXP)[None, :] * on_k) * gain[None, :]
     if INVERSE == "rhs_solve":
         D = R
-        for t in range(1, BS):
+        for t in tl.static_range(1, BS):
             row_A = tl.sum(tl.where(i == t, A, 0.0), axis=0)
             taken = tl.sum(D * row_A[None, :], axis=1)
             D = tl.where(j == t, D - taken[:, None], D)
     else:
         T = tl.where(i == j, 1.0, 0.0) - tl.where(i == 1, A, 0.0)
-        for t in range(2, BS):
+        for t in tl.static_range(2, BS):
             row_A = tl.sum(tl.where(i == t, A, 0.0), axis=0)
             T = T - tl.where(i == t, tl.sum(row_A[:, None] * T, axis=0)[None, :], 0.0)
         D = tl.zeros((BV, BS), tl.float32)
-        for t in range(BS):
+        for t in tl.static_range(BS):
             column = tl.sum(tl.where(j == t, R, 0.0), axis=1)
             D += column[:, None] * tl.sum(tl.where(j == t, T, 0.0), axis=1)[None, :]
     o = decay(G, EXP)[None, :] * on_q
-    for t in range(BS):
+    for t in tl.static_range(BS):
         column = tl.sum(tl.where(j == t, D, 0.0), axis=1)
         o += column[:, None] * tl.sum(tl.where(j == t, F, 0.0), axis=1)[None, :]
 
@@ -137,13 +145,13 @@ def ring_verify(
     tl.store(out + to, as_stored(o, out), mask=put)
     tl.store(d_out + to, D, mask=put)
     new = (base + w + lane) & (L - 1)
-    there = (head * L + new)[None, :] * V + rows[:, None]
+    record_place = (head * L + new)[None, :] * V + rows[:, None]
     high = as_stored(D, ring_d)
-    tl.store(ring_d + there, high, mask=put)
+    tl.store(ring_d + record_place, high, mask=put)
     if LOW:
-        tl.store(d_lo + there, as_stored(D - high.to(tl.float32), d_lo), mask=put)
+        tl.store(d_lo + record_place, as_stored(D - high.to(tl.float32), d_lo), mask=put)
     if RAW:
-        tl.store(raw_v + there, as_stored(values, raw_v), mask=put)
+        tl.store(raw_v + record_place, as_stored(values, raw_v), mask=put)
     if tile == 0:
         tl.store(ring_g + head * L + new, step_g, mask=live)
         if RAW:
@@ -153,4 +161,5 @@ def ring_verify(
             written = live[:, None] & (keys < K)[None, :]
             tl.store(ring_k + key_place, as_stored(k_hat, ring_k), mask=written)
             if RAW:
+                raw = tl.load(k + (window + at)[:, None] * K + keys[None, :], mask=written, other=0.0)
                 tl.store(raw_k + key_place, raw, mask=written)
