@@ -156,11 +156,11 @@ class Dot:
 
     def lhs(self, x: Tensor, of: Rounding = EXACT) -> Operand:
         """The left operand as the unit reads it; `of` says what it was rounded to before."""
-        return _read(x, self.left, of)
+        return _read(x, self.left, of, self.x3)
 
     def rhs(self, y: Tensor, of: Rounding = EXACT) -> Operand:
         """The right operand [..., n, C] as the unit reads it: in blocks, C columns for each of them."""
-        read = _read(y, self.right, of)
+        read = _read(y, self.right, of, self.x3)
         if not self.blocked(y.shape[-2]):
             return read
         # masked copies side by side, so that one product yields every block's sum
@@ -177,9 +177,12 @@ class Dot:
         blocked = self.blocked(x[0].shape[-1])
         if init is not None:
             init = acc(init)
-        total = torch.bmm(x[0], y[0]) if init is None or blocked else torch.baddbmm(init, x[0], y[0])
+        total = torch.bmm(x[0], y[0]) if init is None or blocked or self.x3 else torch.baddbmm(init, x[0], y[0])
         if self.x3 and len(x) == 2 and len(y) == 2:
             total = total.baddbmm_(x[1], y[1], alpha=-1)
+        if self.x3 and init is not None and not blocked:
+            # the three products share an accumulator; what was there before is added to it in fp32
+            return _F32(init + acc(total))
         return self.chain(total, -(-x[0].shape[-1] // self.block), init) if blocked else acc(total)
 
     def chain(self, sums: Tensor, blocks: int, total: Tensor | None) -> Tensor:
@@ -197,12 +200,15 @@ class Dot:
         return total
 
 
-def _read(x: Tensor, how: Rounding, of: Rounding) -> Operand:
+def _read(x: Tensor, how: Rounding, of: Rounding, x3: bool = False) -> Operand:
     if how.keeps(of):
         return (x,)
     if how.parts == 1:
         return (how(x, of=of),)
     hi, lo = how.pair(x)
+    if x3:
+        # the high part is converted, the low part is what the tensor core reads of the rest
+        lo = replace(how.high, mode="zero")(x - hi)
     return (hi + lo, lo)
 
 
@@ -216,7 +222,7 @@ def block_masks(n: int, block: int, strided: bool, device: torch.device) -> Tens
 
 
 _F32, _F32Z = Rounding("fp32"), Rounding("fp32", "zero")
-_TF32, _TF32X2 = Rounding("tf32", "zero"), Rounding("tf32", "zero", 2)
+_TF32, _TF32X2 = Rounding("tf32", "zero"), Rounding("tf32", parts=2)
 DOTS: dict[str, Dot] = {
     "exact": Dot(),
     "ieee": Dot(_F32, _F32, _F32),
