@@ -24,6 +24,7 @@ from harness.compiled.common import (
     I1,
     I3,
     KEEP,
+    KEY,
     LIVE,
     NEW_BASE,
     NEW_END,
@@ -39,8 +40,8 @@ from harness.compiled.common import (
 from harness.compiled.fold import fold_head
 from harness.compiled.measure import distance_of
 from harness.compiled.passes import back_in_place, in_order, pass_rows
-from harness.compiled.rounding import EXACT, round_rows
-from harness.compiled.window import copy_rows, read_checkpoint, window_head, write_head
+from harness.compiled.rounding import EXACT, copy_rounded, round_rows
+from harness.compiled.window import read_checkpoint, window_head, write_head
 
 RING, GIVEN = f"UniTuple({F4}, 12)", f"Tuple(({F5}, {F5}, {F4}, {F4}, {F4}, {F5}, {F5}))"
 STORED = f"Tuple(({F4}, {F5}, {F5}, {F4}, {F5}, {F5}, {F4}, {F4}))"
@@ -101,7 +102,7 @@ def write_window(ring, stored, d, kq, i, b, h, now, flags, c):
         for k in range(stored[2].shape[4]):
             ring[6][b, h, row, k] = stored[2][i, b, h, t, k]
         if flags[REPLAY]:
-            copy_rows(stored[4][i, b, h, t : t + 1], ring[8][b, h, row : row + 1], c)
+            copy_rounded(stored[4][i, b, h, t : t + 1], ring[8][b, h, row : row + 1], c[KEY])
         for hv in range(first, last):
             ring[7][b, hv, row, 0] = stored[3][i, b, hv, t]
             for x in range(stored[1].shape[4]):
@@ -153,7 +154,7 @@ def decode_windows(C, ring, given, stored, plan, flags, order, edges, c, emit, t
                     operand = rounded if rounds else S
                     if rounds:
                         read_checkpoint(S, flags, c, rounded)
-                copy_rows(unit[i, b, h], kq, c)
+                copy_rounded(unit[i, b, h], kq, c[KEY])
                 window_head(operand, kq, v[i, b, first:last], beta[i, b, first:last], eR[i, b, first:last],
                             eG[i, b, first:last], X[i, b, first:last], F[i, b, first:last], ring[0][b, h],
                             ring[1][b, h], ring[2][b, first:last], ring[3][b, first:last], ring[4][b, first:last],

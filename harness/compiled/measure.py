@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from harness.compiled.common import F1, F2, F3, F4, F5, compiled, summing
-from harness.compiled.rounding import MAGNITUDE, bits, number, round_rows
+from harness.compiled.rounding import MAGNITUDE, bits, copy_rounded, number, round_rows
 
 
 @summing(f"{F1}, {F1}", "Tuple((float64, float64, int64, int64))")
@@ -58,15 +58,9 @@ def products(unit, key, left, right, acc, out):
     for i in range(W):
         for b in range(B):
             for h in range(H):
-                for t in range(m2):
-                    for k in range(K):
-                        first[t, k] = unit[i, b, h, t, k]
-                round_rows(first, 0, m2, key)
-                for t in range(m):
-                    for k in range(K):
-                        second[t, k] = first[t, k]
+                copy_rounded(unit[i, b, h], first, key)
+                copy_rounded(first[:m], second, right)
                 round_rows(first, 0, m2, left)
-                round_rows(second, 0, m, right)
                 into = out[i, b, h]
                 np.dot(first, second.T, into)
                 round_rows(into, 0, m2, acc)

@@ -15,6 +15,7 @@ from harness.compiled.common import (
     F4,
     F5,
     I1,
+    KEY,
     OUTPUT,
     RECURRENT_ACC,
     RECURRENT_LEFT,
@@ -26,8 +27,7 @@ from harness.compiled.common import (
     summing,
 )
 from harness.compiled.measure import distance_of
-from harness.compiled.rounding import EXACT, FP32, round_one, round_rows
-from harness.compiled.window import copy_rows
+from harness.compiled.rounding import EXACT, FP32, copy_rounded, round_one, round_rows
 
 I2 = "int64[:, ::1]"
 
@@ -183,7 +183,7 @@ def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, 
                 for t in range(n):
                     i, j = step[b, begin + t], lane[b, begin + t]
                     for x in range(2):
-                        copy_rows(unit[i, b, h, j + x * m : j + x * m + 1], one, c)
+                        copy_rounded(unit[i, b, h, j + x * m : j + x * m + 1], one, c[KEY])
                         in_order(one, order, (asked if x else keys)[t : t + 1])
                 for r in range(group):
                     hv = h * group + r

@@ -108,3 +108,12 @@ def round_rows(x, first, last, c):
             for i in range(first, last):
                 for k in range(n):
                     x[i, k] = number(bits(x[i, k]) & keep)
+
+
+@njit("void(float64[:, ::1], float64[:, ::1], float64[::1])", cache=True, error_model="numpy", nogil=True)
+def copy_rounded(x, out, c):
+    """x rounded, into the first rows of out."""
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            out[i, k] = x[i, k]
+    round_rows(out, 0, x.shape[0], c)

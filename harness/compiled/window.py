@@ -17,7 +17,6 @@ from harness.compiled.common import (
     HISTORY_ACC,
     I1,
     INVERSE,
-    KEY,
     LOW_D,
     LOW_K,
     OUTPUT,
@@ -44,17 +43,14 @@ from harness.compiled.common import (
     compiled,
 )
 from harness.compiled.fold import decayed_writes, gather
-from harness.compiled.rounding import EXACT, KIND, round_one, round_rows
+from harness.compiled.rounding import EXACT, KIND, copy_rounded, round_one, round_rows
 
 
 @compiled(f"{F2}, {I1}, {F2}, {F2}")
 def read_checkpoint(C, flags, c, out):
     """out [rows, K]: C as products read it."""
     rows, K = C.shape
-    for i in range(rows):
-        for k in range(K):
-            out[i, k] = C[i, k]
-    round_rows(out, 0, rows, c[STATE_OPERAND])
+    copy_rounded(C, out, c[STATE_OPERAND])
     if flags[TWO_PARTS]:
         high = out.copy()
         round_rows(high, 0, rows, c[STATE_LEFT])
@@ -69,24 +65,12 @@ def read_checkpoint(C, flags, c, out):
         round_rows(out, 0, rows, c[STATE_LEFT])
 
 
-@compiled(f"{F2}, {F2}, {F2}")
-def copy_rows(x, out, c):
-    """out = x in its first rows, rounded as keys are."""
-    for i in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            out[i, k] = x[i, k]
-    round_rows(out, 0, x.shape[0], c[KEY])
-
-
 @compiled(f"{F2}, {F1}, {F2}", F2)
 def read_keys(kq, c, out):
     """kq as a product reads it: itself where that rounds nothing, else in out."""
     if c[KIND] == EXACT:
         return kq
-    for t in range(kq.shape[0]):
-        for k in range(kq.shape[1]):
-            out[t, k] = kq[t, k]
-    round_rows(out, 0, kq.shape[0], c)
+    copy_rounded(kq, out, c)
     return out
 
 
