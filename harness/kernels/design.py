@@ -34,6 +34,7 @@ class TritonState(EmulatedState):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.on_device = torch.zeros(3, self.slots, dtype=torch.int32, device=self.device)
+        self.every = torch.arange(self.slots, dtype=torch.int32, device=self.device)
         self.known: tuple[list[int], ...] = ()  # what the device holds
         self.kept: Tensor | None = None  # a state per draft of the window just verified
 
@@ -125,7 +126,6 @@ class Triton(Emulated):
         q, k, v, g, beta, lengths = self.inputs(step.windows)[step.index]
         B, m = state.slots, step.windows.m
         w, base, flag = state.sync()
-        every = torch.arange(B, dtype=torch.int32, device=state.device)
         out = torch.empty(B, s.HV, m, s.V, dtype=self.formats["output"], device=state.device)
         d = torch.empty(B, s.HV, m, s.V, dtype=torch.float32, device=state.device)
         eps, scale, grid = self.arithmetic.conventions.eps, s.K**-0.5, (triton.cdiv(s.V, BV), B, s.HV)
@@ -135,18 +135,18 @@ class Triton(Emulated):
                 B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device
             )
             recurrent_verify[grid](
-                q, k, v, g, beta, lengths, every, out, d, state.checkpoint, state.kept, eps, scale, m, s.H, s.HV,
+                q, k, v, g, beta, lengths, state.every, out, d, state.checkpoint, state.kept, eps, scale, m, s.H, s.HV,
                 s.K, s.V, BK, BV, True, self.exp, num_warps=WARPS,
             )  # fmt: skip
         else:
             replayed = self.spec.fold == "replay"
             if replayed:
-                self._replay(state, every, torch.where(lengths > 0, w * flag, 0), state.checkpoint, True)
+                self._replay(state, state.every, torch.where(lengths > 0, w * flag, 0), state.checkpoint, True)
             r, L = state.records, state.spec.length
             none = state.on_device
             rows = min(WINDOW_BV, width(s.V))
             ring_verify[(triton.cdiv(s.V, rows), B, s.HV)](
-                q, k, v, g, beta, lengths, every, out, d, state.checkpoint, r["k_hat"], r["d"], r["g"],
+                q, k, v, g, beta, lengths, state.every, out, d, state.checkpoint, r["k_hat"], r["d"], r["g"],
                 r.get("d_lo", none), r.get("v", none), r.get("k", none), r.get("beta", none), w, base, flag,
                 eps, scale, m, s.H, s.HV, s.K, s.V, L, BK, rows, max(4, triton.next_power_of_2(m)), width(L), o.key,
                 o.dot, o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, self.exp,
@@ -177,10 +177,9 @@ class Triton(Emulated):
         if self.spec.fold == "snapshot":
             at = torch.zeros(state.slots, dtype=torch.int32, device=state.device)
             at[which.long()] = counts
-            every = torch.arange(state.slots, dtype=torch.int32, device=state.device)
             assert state.kept is not None
             take_draft[(triton.cdiv(s.V, BV), state.slots, s.HV)](
-                state.checkpoint, state.kept, every, at, state.kept.shape[1], s.HV, s.K, s.V,
+                state.checkpoint, state.kept, state.every, at, state.kept.shape[1], s.HV, s.K, s.V,
                 width(s.K), BV, num_warps=WARPS,
             )  # fmt: skip
             state.kept = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, decay, dot
+from harness.kernels.numbers import as_stored, decay, dot, tile_of
 from harness.kernels.window import history
 
 
@@ -22,16 +22,16 @@ def fold_product(
         return
     base = tl.load(cache_base + slot)
     rows, keys, record = tile * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, BC)
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
-    S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
+    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
+    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     if w > 0:
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
         Wd, total = history(ring_d, d_lo, ring_g, row, record < w, slot * HV + hv, rows, V, L, LOW, EXP)
         head = slot * H + hv // (HV // H)
         past = tl.load(ring_k + (head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
         S = S * total + dot(Wd, past.to(tl.float32), DOT, INTERPRETED)
-    to = slot if IN_PLACE else i
-    tl.store(out + ((to * HV + hv) * V + rows)[:, None] * K + keys[None, :], as_stored(S, out), mask=inside)
+    to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
+    tl.store(out + to, as_stored(S, out), mask=inside)
 
 
 @triton.jit
@@ -47,16 +47,16 @@ def fold_replay(
         return
     base = tl.load(cache_base + slot)
     rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
-    S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
+    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
+    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
     for t in range(w):
         row = (base + t) & (L - 1)
         key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
         S, _ = advance(S, key, value, tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row), eps, EXP)
-    to = slot if IN_PLACE else i
-    tl.store(out + ((to * HV + hv) * V + rows)[:, None] * K + keys[None, :], as_stored(S, out), mask=inside)
+    to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
+    tl.store(out + to, as_stored(S, out), mask=inside)
 
 
 @triton.jit

@@ -43,6 +43,12 @@ def as_stored(x, to):
 
 
 @triton.jit
+def tile_of(head, rows, keys, V: tl.constexpr, K: tl.constexpr):
+    """Where `rows` of the state of a (slot, value head) lie, [BV, BK], and which of them exist."""
+    return (head * V + rows)[:, None] * K + keys[None, :], (rows < V)[:, None] & (keys < K)[None, :]
+
+
+@triton.jit
 def decay(x, EXP: tl.constexpr):
     """e^x of fp32 log decays: fast, as tl.exp makes it, or rounded once from fp64."""
     if EXP == "rounded":

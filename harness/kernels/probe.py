@@ -7,8 +7,6 @@ import triton.language as tl
 
 from harness.kernels.numbers import decay, dot
 
-SIDE = 16
-
 
 @triton.jit
 def product(a, b, c, out, PRECISION: tl.constexpr, SPLIT: tl.constexpr, INTERPRETED: tl.constexpr, N: tl.constexpr):

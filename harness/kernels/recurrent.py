@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.fold import advance
-from harness.kernels.numbers import as_stored
+from harness.kernels.numbers import as_stored, tile_of
 
 
 @triton.jit
@@ -23,8 +23,8 @@ def recurrent_verify(
     if slot < 0 or n == 0:
         return
     rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
-    S = tl.load(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0).to(tl.float32)
+    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
+    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     window, mine = (b.to(tl.int64) * H + hv // (HV // H)) * m, (b.to(tl.int64) * HV + hv) * m
     for t in range(n):
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
@@ -36,7 +36,7 @@ def recurrent_verify(
         tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
         tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
         if KEEP:
-            to = (((b.to(tl.int64) * m + t) * HV + hv) * V + rows)[:, None] * K + keys[None, :]
+            to, _ = tile_of((b.to(tl.int64) * m + t) * HV + hv, rows, keys, V, K)
             tl.store(drafts + to, as_stored(S, drafts), mask=inside)
 
 
@@ -48,6 +48,6 @@ def take_draft(C, drafts, slots, accepted, m, HV, K: tl.constexpr, V: tl.constex
     if slot < 0 or n == 0:
         return
     rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
-    S = tl.load(drafts + (((b * m + n - 1) * HV + hv) * V + rows)[:, None] * K + keys[None, :], mask=inside, other=0.0)
-    tl.store(C + ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :], S, mask=inside)
+    kept, inside = tile_of((b * m + n - 1) * HV + hv, rows, keys, V, K)
+    to, _ = tile_of(slot * HV + hv, rows, keys, V, K)
+    tl.store(C + to, tl.load(drafts + kept, mask=inside, other=0.0), mask=inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, decay, dot, round_bf16
+from harness.kernels.numbers import as_stored, decay, dot, round_bf16, tile_of
 
 
 @triton.jit
@@ -68,8 +68,7 @@ def ring_verify(
     h = hv // (HV // H)
     rows, keys, lane, record = tile * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, BS), tl.arange(0, BC)
     # the state is asked for first: it is most of what moves
-    place = ((slot * HV + hv) * V + rows)[:, None] * K + keys[None, :]
-    inside = (rows < V)[:, None] & (keys < K)[None, :]
+    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
     S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     live = lane < n
     # dead lanes read a live one and are zeroed: a masked operand can leave stale shared memory behind
