@@ -17,7 +17,7 @@ import torch
 from harness.acceptance import accepted, lengths
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
-from harness.reference.calls import committed_lanes
+from harness.reference.calls import Course
 from harness.reference.oracle import PIECE
 from harness.ring import RingSpec
 from harness.tokens import Shape
@@ -45,7 +45,7 @@ class Pieces:
 
 
 @dataclass
-class Block:
+class Block(Course):
     """W steps: t, lengths and accepted [W, B]; idle slots have length 0. Token counts include the prefill."""
 
     t: np.ndarray
@@ -70,16 +70,6 @@ class Block:
         for b, steps in enumerate(self.ends):
             points[steps, b] = range(len(steps))
         return points
-
-    @cached_property
-    def most(self) -> int:
-        """Grid points of the slot that has most."""
-        return max(map(len, self.ends))
-
-    @cached_property
-    def committed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As harness.reference.calls.committed_lanes has them."""
-        return committed_lanes(self.accepted)
 
     def windows(self, stream: Stream, shape: Shape) -> Windows:
         """The windows of every step: committed tokens of the stream, then junk in the rejected lanes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,28 @@ from torch import Tensor
 
 from harness.reference.state import EmulatedState
 from harness.window import Step, Windows
+
+
+class Course:
+    """Steps whose outcome is known before: accepted tokens and grid point of each, -1 for none, [W, B] both."""
+
+    accepted: Any
+    points: Any
+
+    @cached_property
+    def most(self) -> int:
+        """Grid points of the slot that has most."""
+        return int(self.points.max(initial=-1)) + 1
+
+    @cached_property
+    def committed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Committed tokens per slot [B], and the step and lane of each of them, [B, T], zero behind a slot's last."""
+        counts = self.accepted.sum(0)
+        step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
+        inside = np.arange(self.accepted.max()) < self.accepted[..., None]
+        for b, n in enumerate(counts):
+            step[b, :n], lane[b, :n] = np.nonzero(inside[:, b])
+        return counts, step, lane
 
 
 @dataclass
@@ -36,12 +59,9 @@ class Seen:
 
 
 def by_calls(
-    design: Any, state: EmulatedState, windows: Windows, block: Any, look: Callable[[int], None]
+    design: Any, state: EmulatedState, windows: Windows, block: Course, look: Callable[[int], None]
 ) -> tuple[Tensor, Tensor]:
-    """(o, d) [B, T, HV, V] of the committed tokens; look(i) after every step i.
-
-    block: accepted [W, B] and committed, as harness.schedule.Block has them
-    """
+    """(o, d) [B, T, HV, V] of the committed tokens; look(i) after every step i."""
     results = []
     for i, row in enumerate(block.accepted):
         step = Step(windows, i)
@@ -51,7 +71,7 @@ def by_calls(
     return committed(results, "o", block), committed(results, "d", block)
 
 
-def committed(results: list[Any], name: str, block: Any) -> Tensor:
+def committed(results: list[Any], name: str, block: Course) -> Tensor:
     """o or d of the committed lanes of every step's result, [B, T, HV, V]."""
     parts = [getattr(r, name) for r in results]
     widest = max(x.shape[-1] for x in parts)
@@ -60,16 +80,3 @@ def committed(results: list[Any], name: str, block: Any) -> Tensor:
     _, step, lane = block.committed
     at = [torch.from_numpy(x).to(parts[0].device) for x in (step, np.arange(len(step))[:, None], lane)]
     return torch.stack(parts).permute(0, 1, 4, 2, 3)[at[0], at[1], at[2]]
-
-
-def committed_lanes(accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Committed tokens per slot [B], and the step and lane of each of them, [B, T], zero behind a slot's last.
-
-    accepted [W, B]
-    """
-    counts = accepted.sum(0)
-    step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
-    inside = np.arange(accepted.max()) < accepted[..., None]
-    for b, n in enumerate(counts):
-        step[b, :n], lane[b, :n] = np.nonzero(inside[:, b])
-    return counts, step, lane

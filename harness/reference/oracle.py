@@ -8,14 +8,13 @@ per piece, folded as it is committed. Its idle slots stay where they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions
-from harness.reference.calls import Truth, by_calls, committed_lanes
+from harness.reference.calls import Course, Truth, by_calls
 from harness.reference.emulated import Emulated
 from harness.ring import RingSpec
 from harness.tokens import Shape
@@ -26,7 +25,7 @@ PIECE = 64
 
 
 @dataclass
-class Laid:
+class Laid(Course):
     """Pieces of which every token is committed, as a block of steps."""
 
     lengths: np.ndarray  # [P, B]
@@ -36,14 +35,6 @@ class Laid:
     @property
     def accepted(self) -> np.ndarray:
         return self.lengths
-
-    @property
-    def most(self) -> int:
-        return int(self.points.max(initial=-1)) + 1
-
-    @cached_property
-    def committed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return committed_lanes(self.lengths)
 
 
 class Oracle:
