@@ -11,11 +11,11 @@ def advance_cursors(
     slots, accepted, write_pos, cache_base, is_flush, folded, n, flush_at,
     L: tl.constexpr, ON_COMMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Commit accepted[i] tokens on slots[i]; folded [n] receives the records to fold at once where ON_COMMIT."""
+    """Commit accepted[i] tokens on slots[i], -1 for none of its windows; folded [n] receives the records to fold at once where ON_COMMIT."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + i, mask=i < n, other=-1)
-    there = slot >= 0
-    taken = tl.load(accepted + i, mask=i < n, other=0)
+    taken = tl.load(accepted + i, mask=i < n, other=-1)
+    there = (slot >= 0) & (taken >= 0)
     w = tl.load(write_pos + slot, mask=there, other=0)
     base = tl.load(cache_base + slot, mask=there, other=0)
     flag = tl.load(is_flush + slot, mask=there, other=0)
@@ -23,7 +23,7 @@ def advance_cursors(
     w = tl.where(flag != 0, taken, w + taken)
     full = w >= flush_at
     if ON_COMMIT:
-        tl.store(folded + i, tl.where(full, w, 0), mask=i < n)
+        tl.store(folded + i, tl.where(full & there, w, 0), mask=i < n)
         tl.store(is_flush + slot, tl.zeros_like(flag), mask=there)
     else:
         tl.store(is_flush + slot, full.to(tl.int32), mask=there)

@@ -6,26 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from harness.errors import ConfigError, RingError
-from harness.kernels import cursors as moves
-from harness.kernels.fold import fold_product, fold_replay
 from harness.kernels.numbers import INTERPRETED
 from harness.kernels.options import options, unsupported
-from harness.kernels.recurrent import recurrent_verify, take_draft
-from harness.kernels.window import ring_verify
+from harness.kernels.route import FIELDS
+from harness.kernels.steps import Inputs, Steps, check
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState, Verified
 from harness.ring import RingSpec
 from harness.tokens import Shape
 from harness.window import Step, Windows
-
-BV, WARPS = 32, 4  # rows of a state per program, warps per program, of a recurrence or a fold
-# of a window: the fastest of eight measured on an H200 at 64 and 256 slots (H 16, HV 32, K = V = 128)
-WINDOW_BV, WINDOW_WARPS = 64, 2
-BLOCK = 128  # slots a program of the cursor kernels moves
 
 
 class TritonState(EmulatedState):
@@ -36,7 +28,11 @@ class TritonState(EmulatedState):
         self.on_device = torch.zeros(3, self.slots, dtype=torch.int32, device=self.device)
         self.every = torch.arange(self.slots, dtype=torch.int32, device=self.device)
         self.known: tuple[list[int], ...] = ()  # what the device holds
-        self.kept: Tensor | None = None  # a state per draft of the window just verified
+        self.plan = torch.zeros(FIELDS, self.slots, dtype=torch.int32, device=self.device)
+        self.counts = torch.zeros(2, dtype=torch.int32, device=self.device)
+        self.folds = torch.zeros(self.slots, dtype=torch.int32, device=self.device)
+        self.routed = False  # whether plan, counts and folds are those of the cursors
+        self.steps: dict[int, Steps] = {}  # by widest window
 
     def _host(self) -> tuple[list[int], ...]:
         c = self.cursors
@@ -47,7 +43,7 @@ class TritonState(EmulatedState):
         host = self._host()
         if host != self.known:
             self.on_device.copy_(torch.tensor(host, dtype=torch.int32))
-            self.known = host
+            self.known, self.routed = host, False
         return self.on_device
 
     def moved(self) -> None:
@@ -66,7 +62,9 @@ class TritonState(EmulatedState):
     def clone(self) -> TritonState:
         new = super().clone()
         assert isinstance(new, TritonState)
-        new.on_device = self.on_device.clone()
+        for name in ("on_device", "plan", "counts", "folds"):
+            setattr(new, name, getattr(self, name).clone())
+        new.steps = {}
         return new
 
 
@@ -94,10 +92,14 @@ class Triton(Emulated):
         """The same design on another ring."""
         return Triton(self.spec, ring, self.arithmetic, exp=self.exp)
 
-    def inputs(self, windows: Windows) -> list[tuple[Tensor, ...]]:
+    def steps(self, state: TritonState, m: int, keep_d: bool = False) -> Steps:
+        """Windows of at most m tokens on every slot of a state, to be launched without the host's bookkeeping."""
+        return Steps(self, state, m, keep_d)
+
+    def inputs(self, windows: Windows) -> list[Inputs]:
         """q, k, v in the activation format, g and beta in fp32, lengths, of every step."""
 
-        def compute() -> list[tuple[Tensor, ...]]:
+        def compute() -> list[Inputs]:
             wide = [x.to(torch.bfloat16) for x in (windows.q, windows.k, windows.v)]
             exact = all(
                 torch.equal(x.double(), y) for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
@@ -108,7 +110,7 @@ class Triton(Emulated):
                 for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
             )
             lengths = torch.from_numpy(windows.lengths).to(torch.int32).to(q.device)
-            return list(zip(q, k, v, windows.g.float(), windows.beta.float(), lengths, strict=True))
+            return [Inputs(*x) for x in zip(q, k, v, windows.g.float(), windows.beta.float(), lengths, strict=True)]
 
         return windows.memo(("triton inputs",), compute)
 
@@ -116,45 +118,23 @@ class Triton(Emulated):
         """As Emulated.verify; a flagged slot's fold happens in the same pass, on the device."""
         assert isinstance(state, TritonState)
         state.cursors.verify(step.slots, step.lengths)
-        s, o = state.shape, self.options
         if not step.slots:
-            nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
+            nothing = torch.empty(
+                state.slots, state.shape.HV, state.shape.V, 0, dtype=torch.float64, device=state.device
+            )
             return Verified(nothing, nothing)
         if state.slots != step.windows.B or step.windows.g.device != state.checkpoint.device:
             raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
                             f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
-        q, k, v, g, beta, lengths = self.inputs(step.windows)[step.index]
-        B, m = state.slots, step.windows.m
-        w, base, flag = state.sync()
-        out = torch.empty(B, s.HV, m, s.V, dtype=self.formats["output"], device=state.device)
-        d = torch.empty(B, s.HV, m, s.V, dtype=torch.float32, device=state.device)
-        eps, scale, grid = self.arithmetic.conventions.eps, s.K**-0.5, (triton.cdiv(s.V, BV), B, s.HV)
-        BK = width(s.K)
-        if self.spec.verify == "tokens":
-            state.kept = torch.empty(
-                B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device
-            )
-            recurrent_verify[grid](
-                q, k, v, g, beta, lengths, state.every, out, d, state.checkpoint, state.kept, eps, scale, m, s.H, s.HV,
-                s.K, s.V, BK, BV, True, self.exp, num_warps=WARPS,
-            )  # fmt: skip
-        else:
-            replayed = self.spec.fold == "replay"
-            if replayed:
-                self._replay(state, state.every, torch.where(lengths > 0, w * flag, 0), state.checkpoint, True)
-            r, L = state.records, state.spec.length
-            none = state.on_device
-            rows = min(WINDOW_BV, width(s.V))
-            ring_verify[(triton.cdiv(s.V, rows), B, s.HV)](
-                q, k, v, g, beta, lengths, state.every, out, d, state.checkpoint, r["k_hat"], r["d"], r["g"],
-                r.get("d_lo", none), r.get("v", none), r.get("k", none), r.get("beta", none), w, base, flag,
-                eps, scale, m, s.H, s.HV, s.K, s.V, L, BK, rows, max(4, triton.next_power_of_2(m)), width(L), o.key,
-                o.dot, o.fold_dot, o.inverse, replayed, o.low, o.read_low, replayed, INTERPRETED, self.exp,
-                num_warps=WINDOW_WARPS,
-            )  # fmt: skip
+        x, m = self.inputs(step.windows)[step.index], step.windows.m
+        check(x, state, m)
+        state.sync()
+        steps = self._steps(state, m)
+        steps.verify(x)
         state.version += 1
         state.folded = None
-        return Verified(out.double().mT, d.double().mT)
+        assert steps.d is not None
+        return Verified(steps.out.double().mT, steps.d.double().mT)
 
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """As Emulated.commit."""
@@ -162,33 +142,22 @@ class Triton(Emulated):
         full = state.cursors.commit(slots, accepted)
         if not slots:
             return
+        counts = [-1] * state.slots
         for slot, n in zip(slots, accepted, strict=True):
             state.tokens[slot] += n
+            counts[slot] = n
         state.version += 1
         state.folded = None
-        s, n = state.shape, len(slots)
-        which, counts = (torch.tensor(x, dtype=torch.int32, device=state.device) for x in (list(slots), list(accepted)))
-        w, base, flag = state.on_device
-        folded, grid = torch.zeros_like(which), (triton.cdiv(n, BLOCK),)
-        commits = state.spec.fold_when == "commit"
-        moves.advance_cursors[grid](
-            which, counts, w, base, flag, folded, n, state.spec.flush_at, state.spec.length, commits, BLOCK
-        )
-        if self.spec.fold == "snapshot":
-            at = torch.zeros(state.slots, dtype=torch.int32, device=state.device)
-            at[which.long()] = counts
-            assert state.kept is not None
-            take_draft[(triton.cdiv(s.V, BV), state.slots, s.HV)](
-                state.checkpoint, state.kept, state.every, at, state.kept.shape[1], s.HV, s.K, s.V,
-                width(s.K), BV, num_warps=WARPS,
-            )  # fmt: skip
-            state.kept = None
-        elif full:
-            self._fold_slots(state, which, folded, state.checkpoint, True)
-        if commits:
-            moves.absorb[grid](which, folded, w, base, n, state.spec.length, BLOCK)
+        self._steps(state, max(state.steps)).commit(torch.tensor(counts, dtype=torch.int32, device=state.device))
+        if state.spec.fold_when == "commit":
             state.cursors.absorb(full)
         state.moved()
+
+    def _steps(self, state: TritonState, m: int) -> Steps:
+        """The steps of windows of m tokens; only those of one width are kept."""
+        if m not in state.steps:
+            state.steps = {m: self.steps(state, m, keep_d=True)}
+        return state.steps[m]
 
     def read(self, state: EmulatedState, which: str, slots: Sequence[int]) -> Tensor:
         """As Emulated.read: `kept` by the fold kernel, `served` formed on fp64 carriers from what the device holds."""
@@ -202,29 +171,6 @@ class Triton(Emulated):
         state.sync()
         which, counts = (torch.tensor(x, dtype=torch.int32, device=state.device) for x in (list(slots), list(lengths)))
         out = torch.empty(len(slots), *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device)
-        self._fold_slots(state, which, counts, out, False)
+        steps = next(iter(state.steps.values()), None) or self._steps(state, 1)
+        steps.fold(counts, out, which)
         return out
-
-    def _fold_slots(self, state: TritonState, slots: Tensor, lengths: Tensor, out: Tensor, in_place: bool) -> None:
-        if self.spec.fold == "replay":
-            self._replay(state, slots, lengths, out, in_place)
-            return
-        s, r, L, o = state.shape, state.records, state.spec.length, self.options
-        fold_product[(triton.cdiv(s.V, BV), len(slots), s.HV)](
-            state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
-            state.on_device[1], out, s.H, s.HV, s.K, s.V, L, width(s.K), BV, width(L), o.fold_dot,
-            o.low, in_place, INTERPRETED, self.exp, num_warps=WARPS,
-        )  # fmt: skip
-
-    def _replay(self, state: TritonState, slots: Tensor, lengths: Tensor, out: Tensor, in_place: bool) -> None:
-        s, r = state.shape, state.records
-        fold_replay[(triton.cdiv(s.V, BV), len(slots), s.HV)](
-            state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], out,
-            self.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, width(s.K), BV,
-            in_place, self.exp, num_warps=WARPS,
-        )  # fmt: skip
-
-
-def width(n: int) -> int:
-    """A power of two that holds n and may be the inner dimension of a product."""
-    return max(16, triton.next_power_of_2(n))

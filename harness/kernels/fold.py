@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from harness.kernels.numbers import as_stored, decay, dot, tile_of
-from harness.kernels.window import history
+from harness.kernels.prepare import weights
+from harness.kernels.window import writes
 
 
 @triton.jit
@@ -26,7 +27,9 @@ def fold_product(
     S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     if w > 0:
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
-        Wd, total = history(ring_d, d_lo, ring_g, row, record < w, slot * HV + hv, rows, V, L, LOW, EXP)
+        valid = record < w
+        W, total = weights(ring_g, row, valid, slot * HV + hv, L, EXP)
+        Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, False, LOW) * W[None, :]
         head = slot * H + hv // (HV // H)
         past = tl.load(ring_k + (head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
         S = S * total + dot(Wd, past.to(tl.float32), DOT, INTERPRETED)

@@ -49,6 +49,19 @@ def tile_of(head, rows, keys, V: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def quotient(x, y, INTERPRETED: tl.constexpr):
+    """x / y of fp32, y far from the ends of the format, to half a unit and a little."""
+    if INTERPRETED:
+        z = x / y
+    else:
+        # one reciprocal for all x that share a y, and its error put right by what is left of x
+        inverse = 1.0 / y
+        z = x * inverse
+        z = tl.fma(tl.fma(-z, y, x), inverse, z)
+    return z
+
+
+@triton.jit
 def decay(x, EXP: tl.constexpr):
     """e^x of fp32 log decays: fast, as tl.exp makes it, or rounded once from fp64."""
     if EXP == "rounded":

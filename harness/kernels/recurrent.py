@@ -12,9 +12,9 @@ from harness.kernels.numbers import as_stored, tile_of
 @triton.jit
 def recurrent_verify(
     q, k, v, g, beta, lengths, slots, out, d_out, C, drafts, eps, scale, m, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP: tl.constexpr, EXP: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP_D: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a window token by token from C [slots, HV, V, K]; KEEP: drafts [B, m, HV, V, K] in C's format.
+    """Outputs of a window token by token from C [slots, HV, V, K]; drafts [B, m, HV, V, K] in C's format.
 
     One program per (BV rows, window, value head); arguments as ring_verify's
     """
@@ -34,10 +34,10 @@ def recurrent_verify(
         q_hat = query / tl.sqrt(tl.sum(query * query, axis=0) + eps) * scale
         o = tl.sum(S * q_hat[None, :], axis=1)
         tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
-        tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
-        if KEEP:
-            to, _ = tile_of((b.to(tl.int64) * m + t) * HV + hv, rows, keys, V, K)
-            tl.store(drafts + to, as_stored(S, drafts), mask=inside)
+        if KEEP_D:
+            tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
+        to, _ = tile_of((b.to(tl.int64) * m + t) * HV + hv, rows, keys, V, K)
+        tl.store(drafts + to, as_stored(S, drafts), mask=inside)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def take_draft(C, drafts, slots, accepted, m, HV, K: tl.constexpr, V: tl.constex
     """C[slots[b]] = drafts[b, accepted[b] - 1] where any token was accepted."""
     tile, b, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     slot, n = tl.load(slots + b).to(tl.int64), tl.load(accepted + b)
-    if slot < 0 or n == 0:
+    if slot < 0 or n <= 0:
         return
     rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
     kept, inside = tile_of((b * m + n - 1) * HV + hv, rows, keys, V, K)

@@ -1,0 +1,240 @@
+"""A design's steps on the device: preallocated, launches only, so that verify and commit fit in a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from harness.errors import RingError
+from harness.kernels import cursors as moves
+from harness.kernels.fold import fold_product, fold_replay
+from harness.kernels.numbers import INTERPRETED
+from harness.kernels.prepare import prepare
+from harness.kernels.recurrent import recurrent_verify, take_draft
+from harness.kernels.route import route
+from harness.kernels.window import ring_flush, ring_verify
+
+if TYPE_CHECKING:
+    from harness.kernels.design import Triton, TritonState
+
+BLOCK = 128  # slots a program of the cursor kernels moves
+# rows of a state per program, warps, stages and programs per multiprocessor: the fastest of those measured on an H200
+# at 64 and 256 slots (H 16, HV 32, K = V = 128)
+VERIFY = (32, 2, 3, 9)
+FLUSH = (32, 2, 2, 4)
+RECURRENT = (8, 1)  # rows and warps
+REPLAY = (32, 1)
+FOLD = (32, 4)
+
+
+class Inputs(NamedTuple):
+    """A window of every slot: q, k [B, H, m, K], v [B, HV, m, V], g, beta [B, HV, m] fp32, lengths [B] int32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    lengths: Tensor
+
+
+class Steps:
+    """Windows of at most m tokens on all slots of a state. Nothing here reads the device.
+
+    out [B, HV, m, V] in the output's format; d the same in fp32, or None without keep_d. Inputs and the state's cursors
+    are trusted: harness.kernels.design checks them on the host before it comes here.
+    """
+
+    def __init__(self, design: Triton, state: TritonState, m: int, keep_d: bool = False):
+        self.design, self.state, self.m, self.keep_d = design, state, m, keep_d
+        s, B, device = state.shape, state.slots, state.device
+        self.BK, self.BC, self.BS = width(s.K), width(state.spec.length), max(4, triton.next_power_of_2(m))
+        self.out = torch.empty(B, s.HV, m, s.V, dtype=design.formats["output"], device=device)
+        self.d = torch.empty(B, s.HV, m, s.V, device=device) if keep_d else self.out
+        self.folded = torch.zeros(B, dtype=torch.int32, device=device)
+        self.scratch: list[Tensor] = []
+        self.drafts: Tensor | None = None
+        # a launch may begin before the one ahead has ended
+        self.early = not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
+        self.units = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+        if design.spec.verify == "tokens":
+            self.drafts = torch.empty(B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=device)
+        else:
+            BS, BC = self.BS, self.BC
+            sizes = [
+                (s.H, 2 * BS, s.K),
+                (s.H, BC, 2 * BS),
+                (s.HV, BC),
+                (s.HV,),
+                (s.HV, BS, BS),
+                (s.HV, BS, BS),
+                (s.HV, BS),
+            ]
+            self.scratch = [torch.empty(B, *size, device=device) for size in sizes]
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes allocated: checkpoint, records, drafts, scratch."""
+
+        def total(*tensors: Tensor) -> int:
+            return sum(x.numel() * x.element_size() for x in tensors)
+
+        return {
+            "checkpoint": total(self.state.checkpoint),
+            "records": total(*self.state.records.values()),
+            "drafts": 0 if self.drafts is None else total(self.drafts),
+            "scratch": total(*self.scratch),
+        }
+
+    def place(self, cursors: Tensor) -> None:
+        """Put the device's cursors [3, B] int32 where they are wanted."""
+        self.state.on_device.copy_(cursors)
+        self.route()
+
+    def route(self) -> None:
+        """Pack who verifies and who flushes next."""
+        state = self.state
+        state.routed = True
+        if self.design.spec.verify == "tokens":
+            return
+        w, base, flag = state.on_device
+        route[(1,)](
+            state.every, w, base, flag, state.plan, state.counts, state.folds, state.slots,
+            self.design.spec.fold == "replay", max(16, min(256, triton.next_power_of_2(state.slots))),
+        )  # fmt: skip
+
+    def verify(self, x: Inputs) -> None:
+        """Outputs of one window per slot into `out`, records written; a flagged slot folds first."""
+        design, state, s, o = self.design, self.state, self.state.shape, self.design.options
+        B, m, eps, scale = state.slots, self.m, design.arithmetic.conventions.eps, s.K**-0.5
+        if self.drafts is not None:
+            rows, warps = tile(s.V, RECURRENT)
+            recurrent_verify[(triton.cdiv(s.V, rows), B, s.HV)](
+                *x, state.every, self.out, self.d, state.checkpoint, self.drafts, eps, scale, m, s.H, s.HV,
+                s.K, s.V, self.BK, rows, self.keep_d, design.exp, num_warps=warps,
+            )  # fmt: skip
+            return
+        if not state.routed:
+            self.route()
+        replayed = design.spec.fold == "replay"
+        if replayed:
+            self.replay(state.every, torch.where(x.lengths > 0, state.folds, 0), state.checkpoint, True)
+        r, none = state.records, state.on_device
+        raw = [r.get(name, none) for name in ("k", "beta")]
+        kq, scores, *rest = self.scratch
+        prepare[(B, s.H)](
+            x.q, x.k, x.g, x.beta, x.lengths, state.plan, state.counts, r["k_hat"], r["g"], *raw, *self.scratch,
+            eps, scale, B, m, s.H, s.HV, s.K, state.spec.length, self.BK, self.BS, self.BC, o.key, o.dot, o.inverse,
+            replayed, INTERPRETED, design.exp, self.early, num_warps=1, **self._early(),
+        )  # fmt: skip
+        rings = (r["d"], r.get("d_lo", none), r.get("v", none))
+        where = (state.plan, state.counts, self.out, self.d, state.checkpoint)
+        rows, warps, stages, programs = self._shape(VERIFY)
+        even = s.K == self.BK and s.V % rows == 0
+        ring_verify[(programs,)](
+            x.v, x.beta, x.lengths, *where, *rings, kq, scores, *rest, B, m, s.H, s.HV,
+            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, even, o.dot, o.inverse, o.low, o.read_low,
+            replayed, self.keep_d, INTERPRETED, self.early, num_warps=warps, num_stages=stages, **self._early(),
+        )  # fmt: skip
+        if replayed:
+            return
+        rows, warps, stages, programs = self._shape(FLUSH)
+        ring_flush[(programs,)](
+            x.v, x.beta, x.lengths, *where, r["k_hat"], *rings, kq, *rest, B, m, s.H, s.HV,
+            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, s.V % rows == 0, o.dot, o.fold_dot,
+            o.inverse, o.low, replayed, self.keep_d, INTERPRETED, self.early,
+            num_warps=warps, num_stages=stages, **self._early(),
+        )  # fmt: skip
+
+    def commit(self, accepted: Tensor) -> None:
+        """Keep accepted [B] int32 tokens of every window; -1 leaves a slot as it is."""
+        state, s = self.state, self.state.shape
+        w, base, flag = state.on_device
+        grid, L = (triton.cdiv(state.slots, BLOCK),), state.spec.length
+        at_once = state.spec.fold_when == "commit"
+        moves.advance_cursors[grid](
+            state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once, BLOCK
+        )
+        if self.drafts is not None:
+            rows, warps = tile(s.V, FOLD)
+            take_draft[(triton.cdiv(s.V, rows), state.slots, s.HV)](
+                state.checkpoint, self.drafts, state.every, accepted, self.m, s.HV, s.K, s.V, self.BK, rows,
+                num_warps=warps,
+            )  # fmt: skip
+        elif at_once:
+            self.fold(self.folded)
+        if at_once:
+            moves.absorb[grid](state.every, self.folded, w, base, state.slots, L, BLOCK)
+        self.route()
+
+    def fold(self, lengths: Tensor, out: Tensor | None = None, slots: Tensor | None = None) -> None:
+        """The design's own fold of lengths[i] records of slots[i] (all), in place or into out [n, HV, V, K]."""
+        state, s, o, r = self.state, self.state.shape, self.design.options, self.state.records
+        slots = state.every if slots is None else slots
+        to = state.checkpoint if out is None else out
+        if self.design.spec.fold == "replay":
+            self.replay(slots, lengths, to, out is None)
+            return
+        rows, warps = tile(s.V, FOLD)
+        fold_product[(triton.cdiv(s.V, rows), len(slots), s.HV)](
+            state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
+            state.on_device[1], to, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BC, o.fold_dot,
+            o.low, out is None, INTERPRETED, self.design.exp, num_warps=warps,
+        )  # fmt: skip
+
+    def replay(self, slots: Tensor, lengths: Tensor, out: Tensor, in_place: bool) -> None:
+        """The closed-loop fold: raw records through the recurrence, one after the other."""
+        state, s, r = self.state, self.state.shape, self.state.records
+        rows, warps = tile(s.V, REPLAY)
+        fold_replay[(triton.cdiv(s.V, rows), len(slots), s.HV)](
+            state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], out,
+            self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows,
+            in_place, self.design.exp, num_warps=warps,
+        )  # fmt: skip
+
+    def _early(self) -> dict[str, Any]:
+        return {"launch_pdl": True} if self.early else {}
+
+    def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """Rows, warps, stages and programs: as many as fit, and all with equally many tiles but for one."""
+        most, warps, stages, per = wanted
+        rows = min(most, width(self.state.shape.V))
+        tiles = triton.cdiv(self.state.shape.V, rows) * self.state.shape.HV * self.state.slots
+        rounds = triton.cdiv(tiles, self.units * per)
+        return rows, warps, stages, triton.cdiv(tiles, rounds)
+
+
+def check(x: Inputs, state: TritonState, m: int) -> None:
+    """Raise RingError naming the first input that is not as the kernels read it."""
+    s, B = state.shape, state.slots
+    narrow, wide = (torch.bfloat16, torch.float32), (torch.float32,)
+    heads = {"q": (B, s.H, m, s.K), "k": (B, s.H, m, s.K), "v": (B, s.HV, m, s.V)}
+    wanted: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]] = {
+        n: (size, narrow) for n, size in heads.items()
+    }
+    wanted |= {n: ((B, s.HV, m), wide) for n in ("g", "beta")} | {"lengths": ((B,), (torch.int32,))}
+    for name, (size, dtypes) in wanted.items():
+        y: Tensor = getattr(x, name)
+        if tuple(y.shape) != size:
+            raise RingError(f"{name}: shape {list(y.shape)}, the state's windows are {list(size)}")
+        if y.dtype not in dtypes:
+            raise RingError(f"{name}: {y.dtype} is not {' or '.join(map(str, dtypes))}")
+        if y.device != state.checkpoint.device:
+            raise RingError(f"{name}: on {y.device}, the state on {state.checkpoint.device}")
+        if not y.is_contiguous():
+            raise RingError(f"{name}: strides {list(y.stride())} are not those of a contiguous tensor")
+    if x.k.dtype != x.q.dtype:
+        raise RingError(f"k: {x.k.dtype} beside q of {x.q.dtype}")
+
+
+def tile(V: int, wanted: tuple[int, int]) -> tuple[int, int]:
+    """Rows per program, no more than there are, and warps."""
+    return min(wanted[0], triton.next_power_of_2(V)), wanted[1]
+
+
+def width(n: int) -> int:
+    """A power of two that holds n and may be the inner dimension of a product."""
+    return max(16, triton.next_power_of_2(n))
