@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # colour, dashes and marker of who is not a variant
 PEERS = {
     "sglang": ("#E69F00", "-", "s"),
-    "sglang raw": ("#E69F00", (0, (5, 2)), "s"),
+    "sglang raw": ("#E69F00", (0, (1.2, 1.2)), "s"),
     "sglang compact": ("#882255", (0, (5, 2)), "D"),
     "fla": ("#999933", "-", "^"),
 }
@@ -38,10 +38,10 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     for heads in heads_of(result):
         cases = [c for c in result["cases"] if c["heads"] == heads]
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left", title_style="")
-        table.title = f"{heads} heads: median µs, and the bytes that must move as a share of the read bandwidth"
+        table.title = f"{heads} heads: median µs, bytes that must move in % of the read bandwidth"
         table.add_column("", no_wrap=True, max_width=32, overflow="ellipsis")
         for c in cases:
-            table.add_column(f"{c['batch']} slots", justify="right", no_wrap=True)
+            table.add_column(f"batch {c['batch']}", justify="right", no_wrap=True)
         for what, who in dict.fromkeys((r["what"], r["who"]) for c in cases for r in c["rows"]):
             cells = []
             for c in cases:
@@ -53,11 +53,11 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 
 
 def cell(row: Mapping[str, Any] | None) -> str:
-    """A median and a share; an output that is not ours is marked."""
+    """A median and a share; ≠ in front where the output is not that of our designs."""
     if row is None:
-        return "not measured"
+        return "–"
     us = f"{row['us']:.0f}" if row["us"] >= 1000 else f"{row['us']:.3g}"
-    return f"{'differs ' * (not row.get('agrees', True))}{us} {row['share']:3.0%}"
+    return f"{'≠' * (not row.get('agrees', True))}{us} {row['share']:3.0%}"
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
@@ -71,14 +71,18 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for g in result["goals"]:
         value = "not measured" if g["value"] is None else f"{g['value']:.2f}"
         met = "met" if g["met"] else "open" if g["value"] is None else "missed"
-        found.append(f"{met}: {g['goal']}, {g['heads']}, {g['batch']} slots: {value} (at least {g['at_least']:g})")
+        found.append(f"{met}: {g['goal']}, {g['heads']}, batch {g['batch']}: {value} (at least {g['at_least']:g})")
     for name, facts in result["peers"].items():
         if "missing" in facts:
             found.append(f"peer not measured: {facts['missing']}")
         else:
             found.append(f"peer {name} {facts['version']}")
     for c in result["cases"]:
-        found += [f"failed: {name}, {c['heads']}, {c['batch']} slots: {why}" for name, why in c["failed"].items()]
+        where = f"{c['heads']}, batch {c['batch']}"
+        for r in c["rows"]:
+            if not r.get("agrees", True):
+                found.append(f"≠ {r['what']}, {r['who']}, {where}: output {r['error']:.1e} from {r['against']}")
+        found += [f"failed: {name}, {where}: {why}" for name, why in c["failed"].items()]
     return found + [f"no kernel: {name} ({why})" for name, why in result["left_out"].items()]
 
 
@@ -125,7 +129,7 @@ def figure(result: Mapping[str, Any]) -> Figure:
         axes[0, i].axhline(0.8, color="#666666", linewidth=0.7, linestyle=(0, (2, 3)))
         axes[1, i].axhline(1, color="#666666", linewidth=0.7)
         axes[1, i].axhline(2.5, color="#666666", linewidth=0.7, linestyle=(0, (2, 3)))
-        axes[1, i].set_xlabel("slots", fontsize=9)
+        axes[1, i].set_xlabel("batch, slots", fontsize=9)
     finish(axes, sorted({c["batch"] for c in result["cases"]}))
     handles = []
     for who in seen:
