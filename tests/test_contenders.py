@@ -14,6 +14,7 @@ from harness.contenders import FLUSH, FOLD, RING, SNAPSHOT, STEP, Settled, Work,
 from harness.errors import ConfigError, HarnessError
 from harness.experiments import kernels
 from harness.ring import RingSpec
+from harness.state import RECORDS
 from harness.timing import Row, bandwidths, measure, rotated, sets_needed, spread
 from harness.tokens import Shape
 from harness.traffic import Moved, Traffic, of_design
@@ -52,13 +53,28 @@ class FakeSteps:
             S = S + d[..., None] * k[:, :, t, None]
             outs.append(torch.einsum("bhvk,bhk->bhv", S, q[:, :, t]) / q.shape[-1] ** 0.5)
             self.drafts.append(S)
+            self.keep(t, x, d, k)
         self.out = torch.stack(outs, 2)
+
+    def keep(self, t: int, x: Inputs, d, k_hat) -> None:
+        """Records behind each slot's history, for peers; a flagged slot's checkpoint is what it serves."""
+        w, base, flag = self.state.on_device.tolist()
+        group = x.v.shape[1] // x.k.shape[1]
+        made = {"d": d, "k_hat": k_hat[:, ::group, t], "g": x.g[:, :, t], "beta": x.beta[:, :, t]}
+        made |= {"v": x.v[:, :, t], "k": x.k[:, :, t]}
+        for i in range(len(w)):
+            for name, ring in self.state.records.items():
+                ring[i][:, (base[i] + w[i] + t) % 16] = made[name][i].to(ring.dtype)
+            if t == 0 and flag[i]:
+                self.state.checkpoint[i] = self.state.served[i]
 
     def commit(self, accepted) -> None:
         self.log.append(("commit", accepted.tolist()))
         w, base, flag = self.state.on_device
         for i, n in enumerate(accepted.tolist()):
             self.state.served[i] = self.drafts[n - 1][i]
+            if not self.state.records:
+                self.state.checkpoint[i] = self.state.served[i]
             base[i] = (base[i] + w[i] * flag[i]) % 16
             w[i] = n + w[i] * (1 - flag[i])
         flag.copy_(w >= 9)
@@ -75,7 +91,14 @@ def fake(name: str, log: list, lose: int = 0) -> SimpleNamespace:
     def create(shape, slots, initial, device):
         cursors = torch.zeros(3, slots, dtype=torch.int32)
         cursors[1] -= lose
-        return SimpleNamespace(on_device=cursors, served=initial.clone(), checkpoint=initial, records={})
+        records = {}
+        for field in spec.records(arithmetic):
+            heads, width = RECORDS[field]
+            size = (getattr(shape, width),) if width else ()
+            dtype = torch.float32 if field in ("g", "beta") else torch.bfloat16
+            records[field] = torch.zeros(slots, getattr(shape, heads), 16, *size, dtype=dtype)
+        held = initial.float()
+        return SimpleNamespace(on_device=cursors, served=initial.clone(), checkpoint=held, records=records)
 
     formats = dict.fromkeys(("checkpoint", "output", "d", "k_hat", "g", "v", "k", "beta"), torch.float32)
     return SimpleNamespace(
@@ -84,11 +107,16 @@ def fake(name: str, log: list, lose: int = 0) -> SimpleNamespace:
     )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def steps_module(monkeypatch):
+def steps_module() -> ModuleType:
+    """What stands in for harness.kernels.steps."""
     module = ModuleType("harness.kernels.steps")
     module.Inputs = Inputs
-    monkeypatch.setitem(sys.modules, "harness.kernels.steps", module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def fake_steps(monkeypatch):
+    monkeypatch.setitem(sys.modules, "harness.kernels.steps", steps_module())
 
 
 class FakeClock:

@@ -3,13 +3,19 @@
 Run with a folder of sglang's kernel files and of fla-core on PYTHONPATH; what is not there is skipped.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
+from test_contenders import fake, steps_module
 
+from harness.contenders import Settled, Work, ours
 from harness.errors import HarnessError
 from harness.peers import fla, sglang
 from harness.peers.seat import Seat, seat
+from harness.ring import RingSpec
+from harness.rivals import of_fla, of_sglang
 from harness.tokens import Shape
 from harness.workload import Gate, Window, draw, head_major
 
@@ -172,3 +178,23 @@ def test_a_missing_peer_is_named(tmp_path):
     """Fault: a folder without the kernels is a traceback, or a peer that is silently left out."""
     with pytest.raises(HarnessError, match=r"sglang: no .*gdn_replayssm_spec_decode\.py under "):
         sglang.load(str(tmp_path))
+
+
+def test_rows_of_peers_compute_what_ours_do(kernels, function, monkeypatch):
+    """Fault: seats taken after a state has moved on, a flush checked on histories that are not there, a row lost."""
+    monkeypatch.setitem(sys.modules, "harness.kernels.steps", steps_module())
+    work = Work(SHAPE, B, M, RingSpec(L, M), 1 << 16, device="cpu")
+    for name in ("exact_recurrent", "exact_fold"):
+        settled = Settled(fake(name, []), work)
+        work.seats[name] = settled.seats()
+        ours(settled, None)
+    found = {name: make() for name, make in (of_sglang(kernels, work) | of_fla(function, work)).items()}
+    assert len(found) == 6 and len(work.seats["exact_fold"]) > 1
+    for name, line in found.items():
+        assert len(line.row.calls) >= line.sets and line.moved.total > 0, name
+        # d, k_hat and outputs are bf16 numbers, which the interpreter truncates
+        assert (line.error is None) == (name == "sglang step") and (line.error or 0) < 2 * 2.0**-8, name
+    step = found["sglang step"].row
+    step.before()
+    for call in step.calls[: 2 * found["sglang step"].sets]:
+        call()
