@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from test_contenders import fake, steps_module
+from fake_kernels import fake, steps_module
 
 from harness.contenders import Settled, Work, ours
 from harness.errors import HarnessError
