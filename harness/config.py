@@ -77,6 +77,18 @@ class PrecisionConfig:
 
 
 @dataclass
+class BenchConfig:
+    """What experiment=bench times; window, ring, key_dim and value_dim are the run's."""
+
+    parts: Optional[list[str]] = None  # of harness, kernels; null: kernels on a GPU, harness on a CPU
+    batches: list[int] = field(default_factory=lambda: [1, 16, 64, 256])  # slots in a call of the kernel part
+    heads: list[str] = field(default_factory=lambda: ["16/32", "16/64"])  # H/HV of the kernel part
+    repeats: int = 15  # timed rounds of the kernel part
+    peers: list[str] = field(default_factory=lambda: ["sglang", "fla"])  # timed beside our kernels, where installed
+    sglang: Optional[str] = None  # folder that holds sglang/kernels; null: the installed package
+
+
+@dataclass
 class Config:
     experiment: str = "drift"
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -84,6 +96,7 @@ class Config:
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
     ring: RingConfig = field(default_factory=RingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -124,6 +137,29 @@ def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def _at_least(key: str, value: int, low: int) -> None:
     if value < low:
         raise ConfigError(f"{key}: {value} is below {low}")
+
+
+def head_counts(text: str) -> tuple[int, int]:
+    """H and HV of "H/HV". Raises ConfigError for anything else, or an HV that is no multiple of H."""
+    H, _, HV = str(text).partition("/")
+    if not (H.isdigit() and HV.isdigit() and int(H) > 0 and int(HV) > 0 and int(HV) % int(H) == 0):
+        raise ConfigError(f"bench.heads: {text!r} is not key heads/value heads, as 16/32, one a multiple of the other")
+    return int(H), int(HV)
+
+
+def _validate_bench(bench: BenchConfig) -> None:
+    for part in bench.parts or []:
+        _one_of("bench.parts", part, ("harness", "kernels"))
+    for peer in bench.peers:
+        _one_of("bench.peers", peer, ("sglang", "fla"))
+    for key in ("batches", "heads") + (("parts",) if bench.parts is not None else ()):
+        if not getattr(bench, key):
+            raise ConfigError(f"bench.{key}: empty; name at least one")
+    for batch in bench.batches:
+        _at_least("bench.batches", batch, 1)
+    for heads in bench.heads:
+        head_counts(heads)
+    _at_least("bench.repeats", bench.repeats, 1)
 
 
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -179,6 +215,7 @@ def validate(config: Config) -> None:
                 raise ConfigError(f"acceptance.sequence: {n} is not in 1..decode.window={decode.window}")
     if config.workers is not None:
         _at_least("workers", config.workers, 1)
+    _validate_bench(config.bench)
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):

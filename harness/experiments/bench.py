@@ -1,5 +1,8 @@
 """How fast does the emulation decode, counted in passes of a peer that anyone would otherwise use?
 
+This is the part `harness` of bench.parts, the default on a CPU; the part `kernels`, the default on a GPU, has its
+question, hypothesis and prediction in harness.experiments.kernels. Both end in one bench.json.
+
 Hypothesis: rounding at every site on an fp64 carrier, for six designs, with oracle and metrics, costs less than five
 fp32 passes of the peer, because windows are built some hundred at a time and each core has heads of its own.
 
@@ -28,6 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +40,8 @@ from harness import shards
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs
-from harness.errors import HarnessError
+from harness.errors import ConfigError, HarnessError
+from harness.experiments import kernels
 from harness.experiments.drift import identity
 from harness.peers import transformers_recurrent as peer
 from harness.rundir import Run
@@ -53,24 +58,44 @@ Pass = Callable[[], None]
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Measure, write bench.json, print the table. Returns state and directory."""
+    """Measure, write bench.json and of kernels bench.png, print the tables. Returns state and directory."""
     device = shards.device_of(config)
-    made = designs(config)
+    parts = parts_of(config, device)
+    made = designs(config, device)
     who = identity(made, device) | {"measured": datetime.now(UTC).isoformat()}
-    threads = torch.get_num_threads()
     with Run.open(config, who) as out:
-        try:
-            work, facts = passes(config, device, threads)
-            shown = sys.stderr.isatty() if config.progress is None else config.progress
-            seconds = measure(work, REPEATS, shown)
-        finally:
-            # the harness decodes with one thread per process
-            torch.set_num_threads(threads)
-        result = results(config, seconds, facts | {"device": device, "threads": threads})
+        result = emulation(config, device) if "harness" in parts else {}
+        if "kernels" in parts:
+            result |= {"kernels": kernels.run(config)}
+            # matplotlib takes a second to import
+            from harness.speed import figure
+
+            figure(result["kernels"]).savefig(out.path("bench.png"))
         out.write_json("bench.json", result)
         directory = out.finish(device=device)
-    report(result, f"{directory / 'bench.json'}")
+    report(result, directory)
     return {"state": "finished", "directory": str(directory)}
+
+
+def parts_of(config: Config, device: str) -> list[str]:
+    """What is measured. Raises ConfigError for kernels without a GPU."""
+    wanted = config.bench.parts or (["kernels"] if device == "cuda" else ["harness"])
+    if "kernels" in wanted and device != "cuda":
+        raise ConfigError(f"bench.parts: kernels are timed on a GPU, and the device is {device}")
+    return wanted
+
+
+def emulation(config: Config, device: str) -> dict[str, Any]:
+    """The part `harness`: every design and the peer, timed."""
+    threads = torch.get_num_threads()
+    try:
+        work, facts = passes(config, device, threads)
+        shown = sys.stderr.isatty() if config.progress is None else config.progress
+        seconds = measure(work, REPEATS, shown)
+    finally:
+        # the harness decodes with one thread per process
+        torch.set_num_threads(threads)
+    return results(config, seconds, facts | {"device": device, "threads": threads})
 
 
 def passes(config: Config, device: str, threads: int) -> tuple[dict[str, Pass], dict[str, Any]]:
@@ -198,12 +223,21 @@ def table(result: Mapping[str, Any]) -> Table:
     return drawn
 
 
-def report(result: Mapping[str, Any], where: str) -> None:
-    """Print the table and where the numbers lie."""
+def report(result: Mapping[str, Any], directory: Path) -> None:
+    """Print the tables and where the numbers and the figure lie."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
-    console.print(table(result))
-    if missing := result["peer"].get("missing"):
-        console.print(f"peer not measured: {missing}", soft_wrap=True)
-    console.print(f"numbers: {where}", soft_wrap=True)
+    if "measured" in result:
+        console.print(table(result))
+        if missing := result["peer"].get("missing"):
+            console.print(f"peer not measured: {missing}", soft_wrap=True)
+    if "kernels" in result:
+        from harness.speed import lines, tables
+
+        for drawn in tables(result["kernels"]):
+            console.print(drawn)
+        for line in lines(result["kernels"]):
+            console.print(line, soft_wrap=True)
+        console.print(f"figure: {directory / 'bench.png'}", soft_wrap=True)
+    console.print(f"numbers: {directory / 'bench.json'}", soft_wrap=True)

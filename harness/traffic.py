@@ -1,0 +1,106 @@
+"""Bytes that a step must move through device memory, each counted once: state, history, window, outputs, records.
+
+A verify reads the state, the history (d per value head, k_hat per key head, g per value head) and the window (q, k, v,
+g, beta), and writes outputs and records. A flush also writes the state, and reads for it what its fold reads. A
+snapshot verify writes a state per draft. Lengths, cursors and accepts, some integers a slot, are left out, and so is
+whatever a kernel keeps for itself between two launches: that is its own choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.state import RECORDS
+from harness.tokens import Shape
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes: of states, and of all the rest."""
+
+    state: float = 0
+    rest: float = 0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.state + self.rest
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.state + other.state, self.rest + other.rest)
+
+    def __mul__(self, n: float) -> Moved:
+        return Moved(self.state * n, self.rest * n)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A design's bytes per slot, in windows of m tokens.
+
+    sizes    bytes a number, by field: checkpoint, output, and every record
+    written  the records a verify writes
+    read     those of the history that a verify reads
+    folded   those that a fold reads
+    snapshot whether a verify writes a state per draft, of which a commit takes one
+    """
+
+    shape: Shape
+    m: int
+    sizes: Mapping[str, int]
+    written: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    snapshot: bool = False
+
+    @property
+    def state(self) -> int:
+        """One state of one slot."""
+        s = self.shape
+        return s.HV * s.V * s.K * self.sizes["checkpoint"]
+
+    def records(self, names: tuple[str, ...], n: float) -> float:
+        """n records of each of these fields."""
+        total = 0.0
+        for name in names:
+            heads, width = RECORDS[name]
+            total += n * getattr(self.shape, heads) * (getattr(self.shape, width) if width else 1) * self.sizes[name]
+        return total
+
+    def window(self) -> float:
+        """q, k, v in 16 bits, g and beta in 32, the outputs, and the records that are written."""
+        s, m = self.shape, self.m
+        inputs = 2 * m * (2 * s.H * s.K + s.HV * s.V) + 2 * 4 * m * s.HV
+        return inputs + m * s.HV * s.V * self.sizes["output"] + self.records(self.written, m)
+
+    def verify(self, w: float, flush: bool = False) -> Moved:
+        """A window behind a history of w records; a flush folds them in the same step."""
+        if flush:
+            return Moved(2 * self.state, self.window() + self.records(self.folded, w))
+        states = 1 + self.m * self.snapshot
+        return Moved(states * self.state, self.window() + self.records(self.read, w))
+
+    def fold(self, w: float) -> Moved:
+        """A fold of w records by itself."""
+        return Moved(2 * self.state, self.records(self.folded, w))
+
+    def commit(self, w: float) -> Moved:
+        """What a commit moves: one draft's state, or a fold of w records where the ring folds at once (else w = 0)."""
+        if self.snapshot:
+            return Moved(2 * self.state)
+        return self.fold(w) if w else Moved()
+
+
+def of_design(design: Any, shape: Shape, m: int) -> Traffic:
+    """The bytes of a Triton design: its spec, formats and records."""
+    spec = design.spec
+    sizes = {name: dtype.itemsize for name, dtype in design.formats.items()}
+    written = tuple(design.records)
+    snapshot = spec.fold == "snapshot"
+    read = tuple(n for n in written if n in ("d", "k_hat", "g") or (n == "d_lo" and spec.history_read == "sum"))
+    if spec.fold == "replay":
+        folded: tuple[str, ...] = ("v", "k", "g", "beta")
+    else:
+        folded = tuple(n for n in written if n in ("d", "d_lo", "k_hat", "k_hat_lo", "g"))
+    return Traffic(shape, m, sizes, written, () if snapshot else read, () if snapshot else folded, snapshot)
