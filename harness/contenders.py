@@ -153,7 +153,7 @@ class Settled:
 
     def output(self, cursors: Tensor) -> Tensor:
         """Of the timed window of set 0, at these cursors. A flush leaves the state folded."""
-        self.states[0].on_device.copy_(cursors)
+        self.steps[0].place(cursors)
         self.verifies[0]()
         return self.steps[0].out.clone()
 
@@ -167,8 +167,8 @@ class Settled:
         """Calls from these cursors of every set."""
 
         def before() -> None:
-            for state, c in zip(self.states, cursors, strict=True):
-                state.on_device.copy_(c)
+            for steps, c in zip(self.steps, cursors, strict=True):
+                steps.place(c)
 
         allocated = dict(self.steps[0].nbytes)
         return Contender(what, self.name, Row(calls, before), moved, self.sets, allocated, facts=facts)

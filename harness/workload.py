@@ -90,8 +90,8 @@ def trace(ring: RingSpec, accepts: NDArray[np.int64], m: int) -> Trace:
 
 
 def accepts(slots: int, steps: int, m: int, seed: int) -> NDArray[np.int64]:
-    """[steps, slots], uniform in 1..m."""
-    return np.random.default_rng(seed).integers(1, m, (steps, slots), endpoint=True)
+    """[steps, slots], uniform in 1..m; a slot's do not depend on how many slots there are."""
+    return np.random.default_rng(seed).integers(1, m, (slots, steps), endpoint=True).T
 
 
 def unflagged(ring: RingSpec, slots: int, m: int, seed: int) -> NDArray[np.int64]:

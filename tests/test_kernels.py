@@ -21,7 +21,7 @@ from test_precision import fp32_patterns
 from harness.arithmetic import Rounding
 from harness.config import Config, PrecisionConfig, RingConfig, validate
 from harness.designs import designs
-from harness.errors import ConfigError
+from harness.errors import ConfigError, RingError
 from harness.experiments import probe
 from harness.reference.emulated import Emulated
 from harness.tokens import Shape
@@ -34,8 +34,10 @@ from harness.kernels import options  # noqa: E402
 from harness.kernels.design import Triton, TritonState  # noqa: E402
 from harness.kernels.numbers import round_bf16, truncate_tf32  # noqa: E402
 from harness.kernels.options import unsupported  # noqa: E402
+from harness.kernels.steps import Inputs, Steps, check  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EVEN = Shape(1, 2, 32, 16)  # no tile reaches over its rows or columns
 SMALL = Shape(1, 2, 5, 6)  # no two sizes equal, no power of two, one key head for two value heads
 U = 2.0**-24
 KERNELS = [n for n in names() if not load(n).fold_current and unsupported(load(n), load(n).arithmetic()) is None]
@@ -65,14 +67,16 @@ def test_the_device_rounds_as_the_rounder(name: str, mode: str) -> None:
         assert torch.isnan(y[torch.isnan(x)]).all()
 
 
-def case(seed: int, ring: RingConfig, steps: int = 7, slots: int = 2) -> tuple[torch.Tensor, Windows, np.ndarray]:
+def case(
+    seed: int, ring: RingConfig, steps: int = 7, slots: int = 2, shape: Shape = SMALL
+) -> tuple[torch.Tensor, Windows, np.ndarray]:
     """Initial states, windows with idle slots and NaN padding, accepts."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, ring.max_window + 1, (steps, slots))
     lengths[lengths.sum(1) == 0, 0] = 1
     accepted = np.where(lengths > 0, 1 + np.floor(rng.random(lengths.shape) * lengths), 0).astype(int)
-    tokens = bf16(draw(rng, steps, slots, ring.max_window, shape=SMALL)).map(lambda x: x.to(DEVICE))
-    return start(rng, slots, SMALL).to(DEVICE), windows(tokens, lengths, SMALL), accepted
+    tokens = bf16(draw(rng, steps, slots, ring.max_window, shape=shape)).map(lambda x: x.to(DEVICE))
+    return start(rng, slots, shape).to(DEVICE), windows(tokens, lengths, shape), accepted
 
 
 def made(
@@ -82,7 +86,7 @@ def made(
 
 
 def run(maker: Emulated, initial: torch.Tensor, ready: Windows, accepted: np.ndarray, also: Any = None) -> Any:
-    state = maker.create(SMALL, len(initial), initial, device=DEVICE)
+    state = maker.create(ready.shape, len(initial), initial, device=DEVICE)
     return decode(maker, initial, ready, accepted, also=also, state=state)
 
 
@@ -96,9 +100,11 @@ def distance(x: Any, y: Any, part: int) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "ring"), [(SMALL, RINGS[0]), (SMALL, RINGS[1]), (EVEN, RINGS[0]), (SMALL, RingConfig(32, 16))], ids=str
+)
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_is_its_emulation(name: str, ring: RingConfig) -> None:
+def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) -> None:
     """Faults: a head or row mapped wrongly, a decay to the wrong end, a record in another's row, a cursor read late,
     a rounding left out or doubled.
 
@@ -106,14 +112,14 @@ def test_a_kernel_is_its_emulation(name: str, ring: RingConfig) -> None:
     value that lies near a tie may go either way, so half of what the rounding itself costs.
     """
     spec = load(name)
-    initial, ready, accepted = case(1, ring)
+    initial, ready, accepted = case(1, ring, shape=shape, steps=7 if ring.max_window < 16 else 3)
     mine = run(made(Triton, spec, ring), initial, ready, accepted)
     emulated = run(made(Emulated, spec, ring), initial, ready, accepted)
     exact = run(made(Emulated, spec, ring, EXACT), initial, ready, accepted)
     tokens = int(accepted.sum(0).max())
     for part in (1, 2):
         own = distance(emulated, exact, part)
-        assert distance(mine, emulated, part) <= max(0.5 * own, (tokens + SMALL.K) * U), f"part {part}: {own:.1e}"
+        assert distance(mine, emulated, part) <= max(0.5 * own, (tokens + shape.K) * U), f"part {part}: {own:.1e}"
     # outputs are stored in bf16: one unit where a value lies near a tie
     assert distance(mine, emulated, 0) <= 2.0**-8
 
@@ -177,7 +183,7 @@ B16, F32, I32 = "*bf16", "*fp32", "*i32"
 TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
 TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts"), F32)
 TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
-TYPES |= dict.fromkeys(("plan", "counts", "folds", "folded"), I32)
+TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count", "taken"), I32)
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
 SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
@@ -187,13 +193,15 @@ SIZES |= {"PDL": True, "EVEN": True, "REPLAYED": False, "RAW": False, "BLOCK": 6
 def build(kernel, **options):
     constants = {n: v for n, v in (SIZES | options).items() if n in kernel.arg_names}
     types = TYPES | dict.fromkeys(("ring_k", "ring_d"), options.get("ring", B16))
-    types |= {n: F32 for n in kernel.arg_names if n.endswith(("_in", "_out")) and n != "d_out"}
+    types |= dict.fromkeys([n for n in kernel.arg_names if n.endswith(("_in", "_out"))], F32)
     signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
     at = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
-    triton.compile(ASTSource(kernel, signature, at), target=GPUTarget("cuda", 90, 32), options={"num_warps": 2, "num_stages": 3})
+    how = {"num_warps": 2, "num_stages": 3}
+    triton.compile(ASTSource(kernel, signature, at), target=GPUTarget("cuda", 90, 32), options=how)
 
 
-for dot, raw, inverse in (("ieee", False, "substitution"), ("bf16", False, "rhs_solve"), ("tf32", True, "substitution")):
+for dot, inverse in (("ieee", "substitution"), ("bf16", "rhs_solve"), ("tf32", "substitution")):
+    raw = dot == "tf32"
     for kernel in (prepare.prepare, window.ring_verify, window.ring_flush):
         build(kernel, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse, EVEN=not raw)
 for kernel in (route.route, cursors.advance_cursors, cursors.absorb):
@@ -245,3 +253,58 @@ def test_a_decay_rounded_once_is_closer() -> None:
     # half a unit in the last place is at most one unit of 2^-24
     assert all(r["worst"] <= 1.0 + 1e-6 for r in rounded)
     assert max(f["worst"] for f in fast) > 1.0
+
+
+def ready_steps(name: str, m: int = 4) -> tuple[TritonState, Steps, Inputs]:
+    """A state of two slots, its steps, and one window of each."""
+    initial, ready, _ = case(6, RINGS[0], steps=1, shape=EVEN)
+    maker = made(Triton, load(name), RINGS[0])
+    assert isinstance(maker, Triton)
+    state = maker.create(EVEN, 2, initial, device=DEVICE)
+    assert isinstance(state, TritonState)
+    return state, maker.steps(state, m), maker.inputs(ready)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("q", lambda x: x[:, :, :-1]),
+        ("k", lambda x: x.half()),
+        ("v", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+        ("g", lambda x: x.double()),
+        ("beta", lambda x: x.to("meta")),
+        ("lengths", lambda x: x.long()),
+    ],
+)
+def test_an_input_the_kernels_would_misread_is_named(name: str, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Faults: a stride, dtype, shape or device that reaches a launch."""
+    state, _, x = ready_steps("chunked_fp32")
+    check(x, state, 4)
+    with pytest.raises(RingError, match=f"^{name}: "):
+        check(x._replace(**{name: spoil(getattr(x, name))}), state, 4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("name", ["chunked_tf32", "exact_fold", "exact_recurrent"])
+def test_a_captured_step_is_the_step(name: str) -> None:
+    """Faults: a launch that reads the host's cursors, so that a replay repeats the first step's place in the ring."""
+    found = []
+    for captured in (False, True):
+        state, steps, x = ready_steps(name)
+        accepted = torch.tensor([3, 2], dtype=torch.int32, device=DEVICE)
+        steps.verify(x)
+        steps.commit(accepted)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                steps.verify(x)
+                steps.commit(accepted)
+        for _ in range(9):
+            if captured:
+                graph.replay()
+            else:
+                steps.verify(x)
+                steps.commit(accepted)
+        found.append((steps.out.clone(), state.checkpoint.clone(), state.on_device.clone()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

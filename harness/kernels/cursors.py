@@ -11,7 +11,7 @@ def advance_cursors(
     slots, accepted, write_pos, cache_base, is_flush, folded, n, flush_at,
     L: tl.constexpr, ON_COMMIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Commit accepted[i] tokens on slots[i], -1 for none of its windows; folded [n] receives the records to fold at once where ON_COMMIT."""
+    """Commit accepted[i] tokens on slots[i], -1: the slot is not in the step. ON_COMMIT: folded [n], what folds now."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + i, mask=i < n, other=-1)
     taken = tl.load(accepted + i, mask=i < n, other=-1)

@@ -29,9 +29,9 @@ class TritonState(EmulatedState):
         self.every = torch.arange(self.slots, dtype=torch.int32, device=self.device)
         self.known: tuple[list[int], ...] = ()  # what the device holds
         self.plan = torch.zeros(FIELDS, self.slots, dtype=torch.int32, device=self.device)
-        self.counts = torch.zeros(2, dtype=torch.int32, device=self.device)
-        self.folds = torch.zeros(self.slots, dtype=torch.int32, device=self.device)
-        self.routed = False  # whether plan, counts and folds are those of the cursors
+        self.counts = torch.zeros(3, dtype=torch.int32, device=self.device)
+        self.replays = torch.zeros(2, self.slots, dtype=torch.int32, device=self.device)
+        self.routed = False  # whether plan, counts and replays are those of the cursors
         self.steps: dict[int, Steps] = {}  # by widest window
 
     def _host(self) -> tuple[list[int], ...]:
@@ -62,7 +62,7 @@ class TritonState(EmulatedState):
     def clone(self) -> TritonState:
         new = super().clone()
         assert isinstance(new, TritonState)
-        for name in ("on_device", "plan", "counts", "folds"):
+        for name in ("on_device", "plan", "counts", "replays"):
             setattr(new, name, getattr(self, name).clone())
         new.steps = {}
         return new

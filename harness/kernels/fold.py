@@ -39,27 +39,34 @@ def fold_product(
 
 @triton.jit
 def fold_replay(
-    C, raw_k, raw_v, ring_g, raw_beta, slots, lengths, cache_base, out, eps, H, HV,
+    C, raw_k, raw_v, ring_g, raw_beta, which, count, slots, lengths, taken, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
     EXP: tl.constexpr,
 ):  # fmt: skip
-    """The same by the recurrence over raw records, one token after the other in registers."""
-    tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
-    if slot < 0 or (IN_PLACE and w == 0):
-        return
-    base = tl.load(cache_base + slot)
-    rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
-    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
-    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
-    head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
-    for t in range(w):
-        row = (base + t) & (L - 1)
-        key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
-        value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-        S, _ = advance(S, key, value, tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row), eps, EXP)
-    to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
-    tl.store(out + to, as_stored(S, out), mask=inside)
+    """The same by the recurrence over raw records, one token after the other in registers.
+
+    which [count[0]] the i that fold, taken [n] those of them that are not idle; programs share out their tiles
+    """
+    TV: tl.constexpr = (V + BV - 1) // BV
+    for j in range(tl.program_id(0), tl.load(count) * HV * TV, tl.num_programs(0)):
+        rows, keys, hv = (j % TV) * BV + tl.arange(0, BV), tl.arange(0, BK), (j // TV) % HV
+        i = tl.load(which + j // TV // HV).to(tl.int64)
+        slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
+        if tl.load(taken + i) == 0:
+            w = 0
+        if slot >= 0 and (not IN_PLACE or w > 0):
+            base = tl.load(cache_base + slot)
+            place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
+            S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
+            head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
+            for t in range(w):
+                row = (base + t) & (L - 1)
+                key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
+                value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
+                g, beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
+                S, _ = advance(S, key, value, g, beta, eps, EXP)
+            to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
+            tl.store(out + to, as_stored(S, out), mask=inside)
 
 
 @triton.jit

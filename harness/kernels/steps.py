@@ -26,7 +26,7 @@ BLOCK = 128  # slots a program of the cursor kernels moves
 VERIFY = (32, 2, 3, 9)
 FLUSH = (32, 2, 2, 4)
 RECURRENT = (8, 1)  # rows and warps
-REPLAY = (32, 1)
+REPLAY, REPLAYS = (8, 1), 24  # and programs per multiprocessor
 FOLD = (32, 4)
 
 
@@ -102,7 +102,7 @@ class Steps:
             return
         w, base, flag = state.on_device
         route[(1,)](
-            state.every, w, base, flag, state.plan, state.counts, state.folds, state.slots,
+            state.every, w, base, flag, state.plan, state.counts, state.replays, state.slots,
             self.design.spec.fold == "replay", max(16, min(256, triton.next_power_of_2(state.slots))),
         )  # fmt: skip
 
@@ -121,7 +121,8 @@ class Steps:
             self.route()
         replayed = design.spec.fold == "replay"
         if replayed:
-            self.replay(state.every, torch.where(x.lengths > 0, state.folds, 0), state.checkpoint, True)
+            which, records = state.replays
+            self.replay(which, state.counts[2], state.every, records, x.lengths, state.checkpoint, True)
         r, none = state.records, state.on_device
         raw = [r.get(name, none) for name in ("k", "beta")]
         kq, scores, *rest = self.scratch
@@ -176,7 +177,7 @@ class Steps:
         slots = state.every if slots is None else slots
         to = state.checkpoint if out is None else out
         if self.design.spec.fold == "replay":
-            self.replay(slots, lengths, to, out is None)
+            self.replay(state.every, torch.full_like(lengths[:1], len(slots)), slots, lengths, lengths, to, out is None)
             return
         rows, warps = tile(s.V, FOLD)
         fold_product[(triton.cdiv(s.V, rows), len(slots), s.HV)](
@@ -185,14 +186,17 @@ class Steps:
             o.low, out is None, INTERPRETED, self.design.exp, num_warps=warps,
         )  # fmt: skip
 
-    def replay(self, slots: Tensor, lengths: Tensor, out: Tensor, in_place: bool) -> None:
+    def replay(
+        self, which: Tensor, count: Tensor, slots: Tensor, lengths: Tensor, taken: Tensor, out: Tensor, in_place: bool
+    ) -> None:
         """The closed-loop fold: raw records through the recurrence, one after the other."""
         state, s, r = self.state, self.state.shape, self.state.records
         rows, warps = tile(s.V, REPLAY)
-        fold_replay[(triton.cdiv(s.V, rows), len(slots), s.HV)](
-            state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], out,
-            self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows,
-            in_place, self.design.exp, num_warps=warps,
+        tiles = triton.cdiv(s.V, rows) * s.HV * state.slots
+        fold_replay[(min(tiles, REPLAYS * self.units),)](
+            state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
+            state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
+            self.BK, rows, in_place, self.design.exp, num_warps=warps,
         )  # fmt: skip
 
     def _early(self) -> dict[str, Any]:

@@ -69,16 +69,16 @@ def finish(
 
 @triton.jit
 def ring_verify(
-    v, beta, lengths, plan, counts, out, d_out, C, ring_d, d_lo, raw_v, kq_in, scores_in, W_in, total_in, A_in, F_in, eG_in,
-    B, m, H, HV,
+    v, beta, lengths, plan, counts, out, d_out, C, ring_d, d_lo, raw_v, kq_in, scores_in, W_in, total_in, A_in, F_in,
+    eG_in, B, m, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr,
     BC: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, INVERSE: tl.constexpr, LOW: tl.constexpr,
     READ_LOW: tl.constexpr, RAW: tl.constexpr, KEEP_D: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs share out the tiles of BV rows of the windows that leave the state alone.
 
-    v [B, HV, m, V]; beta [B, HV, m] fp32; out, d_out [B, HV, m, V]; C [slots, HV, V, K]; rings [slots, heads, L, width];
-    plan, counts as route made them, *_in what prepare wrote. EVEN: no tile reaches over V or K
+    v, out, d_out [B, HV, m, V]; beta [B, HV, m] fp32; C [slots, HV, V, K]; rings [slots, heads, L, width]; plan, counts
+    as route made them, *_in what prepare wrote. EVEN: no tile reaches over V or K
     """
     TV: tl.constexpr = (V + BV - 1) // BV
     keys, lane, record, both = tl.arange(0, BK), tl.arange(0, BS), tl.arange(0, BC), tl.arange(0, 2 * BS)
@@ -120,8 +120,8 @@ def ring_verify(
 
 @triton.jit
 def ring_flush(
-    v, beta, lengths, plan, counts, out, d_out, C, ring_k, ring_d, d_lo, raw_v, kq_in, W_in, total_in, A_in, F_in, eG_in,
-    B, m, H, HV,
+    v, beta, lengths, plan, counts, out, d_out, C, ring_k, ring_d, d_lo, raw_v, kq_in, W_in, total_in, A_in, F_in,
+    eG_in, B, m, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr,
     BC: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, FOLD: tl.constexpr, INVERSE: tl.constexpr,
     LOW: tl.constexpr, RAW: tl.constexpr, KEEP_D: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
