@@ -26,7 +26,7 @@ BLOCK = 128  # slots a program of the cursor kernels moves
 VERIFY = (32, 2, 3, 9)
 FLUSH = (32, 2, 2, 4)
 RECURRENT = (8, 1)  # rows and warps
-REPLAY, REPLAYS = (8, 1), 24  # and programs per multiprocessor
+REPLAY, REPLAYS = (16, 1), 4  # and tiles per program where every slot folds: about a quarter does
 FOLD = (32, 4)
 
 
@@ -193,7 +193,7 @@ class Steps:
         state, s, r = self.state, self.state.shape, self.state.records
         rows, warps = tile(s.V, REPLAY)
         tiles = triton.cdiv(s.V, rows) * s.HV * state.slots
-        fold_replay[(min(tiles, REPLAYS * self.units),)](
+        fold_replay[(triton.cdiv(tiles, REPLAYS),)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
             state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
             self.BK, rows, in_place, self.design.exp, num_warps=warps,
