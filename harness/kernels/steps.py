@@ -193,7 +193,8 @@ class Steps:
         state, s, r = self.state, self.state.shape, self.state.records
         rows, warps = tile(s.V, REPLAY)
         tiles = triton.cdiv(s.V, rows) * s.HV * state.slots
-        fold_replay[(triton.cdiv(tiles, REPLAYS),)](
+        # a program per tile where that is few
+        fold_replay[(min(tiles, max(8 * self.units, triton.cdiv(tiles, REPLAYS))),)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
             state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
             self.BK, rows, in_place, self.design.exp, num_warps=warps,
