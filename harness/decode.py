@@ -20,9 +20,9 @@ from harness import traces
 from harness.acceptance import JUNK, counter_hash
 from harness.config import DecodeConfig
 from harness.errors import ConfigError
-from harness.families import FAMILIES, NORMAL, WIDE, Draw, Pair
-from harness.gates import gate_map, head_class
-from harness.precision import FORMATS, round_to
+from harness.families import FAMILIES, NORMAL, WIDE
+from harness.generate import Generator, Host
+from harness.precision import FORMATS
 from harness.tokens import Shape, Tokens
 
 BLOCK = 1024
@@ -34,10 +34,19 @@ class Stream:
     heads selects key heads; the value heads that read them follow, and both keep the gates and values they
     have in the whole layer. Token 0 is the first of the prefill. The first value rows are the same whatever V
     is. Raises ConfigError for an unknown family or format, a coherence that the family has no use for, or a
-    gate file that cannot be used; InputError for the gates in it.
+    gate file that cannot be used; InputError for the gates in it. On a device the next block is drawn while this one
+    is decoded; lookup as in Generator.
     """
 
-    def __init__(self, config: DecodeConfig, shape: Shape, *, heads: slice = slice(None), device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        shape: Shape,
+        *,
+        heads: slice = slice(None),
+        device: str = "cpu",
+        lookup: bool | None = None,
+    ) -> None:
         if config.family not in FAMILIES:
             raise ConfigError(f"decode.family: {config.family!r} is not one of {', '.join(FAMILIES)}")
         self.family = FAMILIES[config.family]
@@ -47,18 +56,23 @@ class Stream:
         activation = "fp64" if config.activation == "exact" else config.activation
         if activation not in FORMATS:
             raise ConfigError(f"decode.activation: {activation!r} is not one of exact, {', '.join(FORMATS)}")
-        self.format = FORMATS[activation]
         self.config, self.shape, self.device = config, shape, torch.device(device)
         self.keys = list(range(*heads.indices(shape.H)))
         self.values = [h * shape.group + i for h in self.keys for i in range(shape.group)]
         if not self.keys:
             raise ConfigError(f"heads: {heads} selects none of {shape.H} key heads")
+        w = self.family.coherence if config.coherence is None else config.coherence
+        seeds = [config.seed + slot for slot in range(config.slots)]
+        self.generator = Generator(
+            self.family, shape, (self.keys, self.values), seeds, w or 0.0, FORMATS[activation], self.device, lookup
+        )
         self.trace = traces.load(config.gates) if config.gates is not None else None
         self.loop_start = (config.prefill + config.tokens) // 4 if self.family.period else None
         self._recent: OrderedDict[int, Tokens] = OrderedDict()
         self._capacity = 2
         self._pool: Tokens | None = None
-        self._loops: list[Tokens] | None = None
+        self._loop: Tokens | None = None
+        self._ahead: dict[int, Host] = {}
 
     def block(self, b: int) -> Tokens:
         """Tokens b*1024 .. b*1024+1023 of every slot, leading axes [slots, 1024]; shared: do not write to it.
@@ -70,7 +84,9 @@ class Stream:
         else:
             while len(self._recent) >= self._capacity:
                 self._recent.popitem(last=False)
-            self._recent[b] = self._finish([self._true(i, b) for i in range(self.config.slots)], b * BLOCK)
+            self._recent[b] = self._finish(self._true(b), b * BLOCK)
+            if self.generator.lookup:
+                self._begin(b + 1)
         return self._recent[b]
 
     def tokens(self, start: Tensor, count: int) -> Tokens:
@@ -78,6 +94,8 @@ class Stream:
         starts = start.tolist()
         needed = sorted({b for s in starts for b in range(s // BLOCK, (s + max(count, 1) - 1) // BLOCK + 1)})
         self._capacity = max(2, len(needed))
+        if self.generator.lookup:
+            return self._gathered(np.array(starts), count, needed)
         parts: list[list[Tokens]] = [[] for _ in starts]
         for b in needed:
             block = self.block(b)
@@ -93,8 +111,7 @@ class Stream:
         One of 1,024 tokens of the slot, drawn as a block of the family, by a hash of (seed + slot, t, lane).
         """
         if self._pool is None:
-            draws = [self._plain(slot, "junk", 0, BLOCK) for slot in range(self.config.slots)]
-            self._pool = self._finish(draws, 0)
+            self._pool = self._finish(self.generator.finish(self.generator.start("junk", 0, BLOCK)), 0)
         slot, t, lane = torch.broadcast_tensors(slot.to(self.device), t.to(self.device), lane.to(self.device))
         place = counter_hash(JUNK, self.config.seed + slot, t, lane) & (BLOCK - 1)
         return self._pool.map(lambda x: x[slot, place])
@@ -110,7 +127,7 @@ class Stream:
         size = (self.shape.V, self.shape.K)
         states = np.zeros((self.config.slots, len(self.values), *size), np.float32)
         for slot in range(self.config.slots):
-            draw = self._draw(slot, "head", 0, 0)
+            draw = self.generator.draw(slot, "head", 0, 0)
             for i, head in enumerate(self.values):
                 if self.family.state is not None:
                     states[slot, i] = self.family.state(draw, head)
@@ -120,74 +137,59 @@ class Stream:
                     states[slot, i] = draw.fixed(WIDE, "state", head, *size)
         return torch.from_numpy(states).to(self.device, torch.float64)
 
-    def _draw(self, slot: int, part: str, number: int, count: int) -> Draw:
-        w = self.family.coherence if self.config.coherence is None else self.config.coherence
-        return Draw(self.config.seed + slot, part, number, count, self.shape.V, self.shape.K, w or 0.0)
+    def _gathered(self, starts: np.ndarray, count: int, needed: list[int]) -> Tokens:
+        """tokens() by a few operations, however many slots there are."""
+        t = starts[:, None] + np.arange(count)
+        out: list[Tensor] = []
+        for b in needed:
+            block = self.block(b)
+            slot, at = np.nonzero(t // BLOCK == b)
+            s, to, of = (torch.from_numpy(x).to(self.device) for x in (slot, at, t[slot, at] - b * BLOCK))
+            read = [getattr(block, f.name) for f in fields(Tokens)]
+            out = out or [x.new_empty(len(starts), count, *x.shape[2:]) for x in read]
+            for x, y in zip(read, out, strict=True):
+                y[s, to] = x[s, of]
+        return Tokens(*out)
 
-    def _true(self, slot: int, b: int) -> Tokens:
-        """One block of one slot, [1024] tokens: drawn, and from the start of the loop on repeated."""
+    def _begin(self, b: int) -> None:
+        """Start to draw a block on the CPU, unless that is under way, the decode ends before or the loop has begun."""
+        if b in self._ahead or b * BLOCK >= self.config.prefill + self.config.tokens:
+            return
+        if self.loop_start is None or b * BLOCK < self.loop_start:
+            self._ahead[b] = self.generator.start("block", b, BLOCK)
+
+    def _drawn(self, b: int) -> Tokens:
+        host = self._ahead.pop(b, None) or self.generator.start("block", b, BLOCK)
+        return self.generator.finish(host)
+
+    def _true(self, b: int) -> Tokens:
+        """One block of every slot, [slots, 1024]: drawn, and from the start of the loop on repeated."""
         t = torch.arange(b * BLOCK, (b + 1) * BLOCK)
         start = self.loop_start
         if start is None or t[-1] < start:
-            return self._plain(slot, "block", b, BLOCK)
-        if self._loops is None:
-            self._loops = [self._plain(i, "loop", 0, self.family.period) for i in range(self.config.slots)]
-        looped = self._loops[slot].map(lambda x: x[(t[t >= start] - start) % self.family.period])
+            return self._drawn(b)
+        if self._loop is None:
+            self._loop = self.generator.finish(self.generator.start("loop", 0, self.family.period))
+        at = ((t[t >= start] - start) % self.family.period).to(self.device)
+        looped = self._loop.map(lambda x: x[:, at])
         if t[0] >= start:
             return looped
-        before = self._plain(slot, "block", b, BLOCK).map(lambda x: x[: start - t[0]])
-        return _join([before, looped])
+        before = self._drawn(b).map(lambda x: x[:, : start - t[0]])
+        return Tokens(*(torch.cat([getattr(x, f.name) for x in (before, looped)], 1) for f in fields(Tokens)))
 
-    def _plain(self, slot: int, part: str, number: int, count: int) -> Tokens:
-        """`count` tokens of one slot as the family draws them, rounded; leading axis [count]."""
-        draw, family, group = self._draw(slot, part, number, count), self.family, self.shape.group
-        k = [family.keys(draw, "k", head) for head in self.keys]
-        q = [family.keys(draw, "q", head) for head in self.keys]
-        v = [family.values(draw, head, k[i // group]) for i, head in enumerate(self.values)]
-        gates = [self._gates(draw, head) for head in self.values]
-        return Tokens(
-            self._round(np.stack(q), 1, 0, 2),
-            self._round(np.stack(k), 1, 0, 2),
-            self._round(np.stack(v), 2, 0, 1),
-            torch.from_numpy(np.stack([g for g, _ in gates], axis=-1)),
-            torch.from_numpy(np.stack([beta for _, beta in gates], axis=-1)),
-        )
-
-    def _gates(self, draw: Draw, head: int) -> Pair:
-        """(g, beta) [count] fp64 of one value head, from rounded a and b of its trained class."""
-        # a head at a time: a vectorised exp may differ in the last bit between body and tail of an array
-        c = head_class(head)
-        z = draw.sample(NORMAL, "gates", head, 2, draw.count).astype(np.float64)
-        g, beta = gate_map(
-            self._round(c.a_sd * z[0], 0)[:, None],
-            self._round(c.b + c.b_sd * z[1], 0)[:, None],
-            torch.tensor([c.A_log], dtype=torch.float64),
-            torch.tensor([c.dt_bias], dtype=torch.float64),
-        )
-        return self.family.gates(draw, head, g[:, 0].numpy(), beta[:, 0].numpy())
-
-    def _round(self, x: np.ndarray, *order: int) -> Tensor:
-        """x in the activation format, its axes in the given order, contiguous fp64."""
-        raw = torch.from_numpy(x)
-        if raw.dtype == torch.float32 and self.format.name == "bf16":
-            # fp32 draws: the cast rounds once, to the same bits as round_to, and narrow numbers are moved
-            raw = raw.to(torch.bfloat16)
-        wide = torch.empty([x.shape[i] for i in order], dtype=torch.float64).copy_(raw.permute(order))
-        return wide if raw.dtype == torch.bfloat16 else round_to(wide, self.format, "nearest")
-
-    def _finish(self, draws: list[Tokens], first: int) -> Tokens:
-        """Stack slots [count] -> [slots, count], put captured and fixed gates in place, check, move."""
-        tokens = _stack(draws) if len(draws) > 1 else draws[0].map(lambda x: x[None])
+    def _finish(self, tokens: Tokens, first: int) -> Tokens:
+        """Put captured and fixed gates in place, and check."""
         count = tokens.g.shape[1]
         if self.trace is not None:
             g, beta = self.trace.at(torch.arange(first, first + count), torch.tensor(self.values))
+            g, beta = g.to(self.device), beta.to(self.device)
             tokens.g, tokens.beta = g.expand_as(tokens.g).clone(), beta.expand_as(tokens.beta).clone()
         if self.config.g is not None:
             tokens.g = torch.full_like(tokens.g, self.config.g)
         if self.config.beta is not None:
             tokens.beta = torch.full_like(tokens.beta, self.config.beta)
         tokens.validate(first)
-        return tokens.map(lambda x: x.to(self.device))
+        return tokens
 
 
 def _join(parts: list[Tokens]) -> Tokens:

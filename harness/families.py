@@ -196,6 +196,7 @@ class Family:
     coherence   default weight of the common key direction; None where the family has no such direction
     period      whole tokens repeat with this period after the first quarter of the run; 0: never
     state       the initial state it needs; None: decode.initial_state
+    predicted   values are made from the keys they are written under
     """
 
     doc: str
@@ -205,6 +206,7 @@ class Family:
     state: State | None = None
     coherence: float | None = None
     period: int = 0
+    predicted: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -232,7 +234,7 @@ FAMILIES: dict[str, Family] = {
     # fla-org/flash-linear-attention#461: tokens of gate exactly 1 among others
     "mixed_gates": Family("all magnitudes of g and beta within one window", gates=mixed),
     # mudler/vllm.cpp#3223: values that the memory already predicts, and states of wide range
-    "manifold": Family("v within 1 % of S k: d is a cancellation", values=on_manifold, state=value_map),
+    "manifold": Family("v within 1 % of S k: d is a cancellation", values=on_manifold, state=value_map, predicted=True),
     "wide_state": Family("state and values +-10^U(-3,2)", values=wide_values, state=wide_state),
     # osaurus-ai/vmlx-swift#434
     "zero_key": Family("key scales 1 to 1e-4 and exactly 0: the norm's eps matters", tiny_keys),
@@ -240,3 +242,6 @@ FAMILIES: dict[str, Family] = {
     "beta_two": Family("beta 1.97 on coherent keys", coherent, gates=constant(beta=1.97), coherence=0.77),
     "alternating": Family("v, then -v on one key: write and erase", one_key, write_erase, constant(-1.1e-4, 0.97)),
 }
+
+# what takes every number of a run from one table, so that it can be drawn without going head by head
+TABLES: dict[Keys | Values, Floats] = {silu: SILU, gaussian: NORMAL, normal_values: NORMAL, wide_values: WIDE}

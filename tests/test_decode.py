@@ -171,7 +171,7 @@ def test_a_block_that_overflows_its_format_is_refused() -> None:
     """Fault: NaN from an 8-bit activation format entering a decode unseen."""
     coarse = stream("wide_state", activation="e4m3_nan", shape=replace(SHAPE, V=64))
     coarse.block(0)  # 100 < 448
-    coarse.family = replace(coarse.family, values=lambda d, h, k: 10 * FAMILIES["wide_state"].values(d, h, k))
+    coarse.generator.family = replace(coarse.family, values=lambda d, h, k: 10 * FAMILIES["wide_state"].values(d, h, k))
     with pytest.raises(InputError, match=r"^v: nan at token \d+, head \d is not finite"):
         coarse.block(1)
 

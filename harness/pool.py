@@ -1,0 +1,40 @@
+"""Threads for what releases the interpreter lock: compiled kernels, large copies, batched operations.
+
+They are made by the process that first asks for them, as a fork inherits a pool without its threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+_made: dict[int, ThreadPoolExecutor] = {}  # by process
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], list[Any]]:
+    """Begin `tasks`; the call that comes back waits for their results, in order. Without threads they run here."""
+    if not threads:
+        done = [task() for task in tasks]
+        return lambda: done
+    mine = os.getpid()
+    if mine not in _made:
+        # the thread that asks has work of its own; a team of OpenMP in each of the others would be one too many
+        _made[mine] = ThreadPoolExecutor(max(1, cores() - 1), "harness", torch.set_num_threads, (1,))
+    futures = [_made[mine].submit(task) for task in tasks]
+    return lambda: [future.result() for future in futures]
+
+
+def shares(n: int, threads: bool) -> list[slice]:
+    """0..n cut into a piece per thread; in one without threads."""
+    count = max(1, min(n, cores() - 1)) if threads else 1
+    edges = [n * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
