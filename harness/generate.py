@@ -89,19 +89,20 @@ class Generator:
         keys = stream_keys(f"{part}.{name}", heads, number, self.seeds)
         if not self.lookup:
             out = torch.empty(len(self.seeds), count, len(heads), width, dtype=torch.float64)
-            return [partial(self._looked_up, keys, by_value, table, out)], lambda _: lambda: out
+            one: list[Any] = [partial(self._looked_up, keys, by_value, table, out)]
+            return one, lambda _: lambda: out
         numbers = -(-count * width // 4)
         pinned = self.device.type == "cuda"
         places = torch.empty(len(keys), numbers, dtype=torch.int64, pin_memory=pinned)
         raw = places.numpy().view(np.uint64)
-        tasks = [partial(_places, keys[rows], raw[rows]) for rows in pool.shares(len(keys), True)]
+        drawing: list[Any] = [partial(_places, keys[rows], raw[rows]) for rows in pool.shares(len(keys), True)]
         rounded = self._table(table)
 
         def join(_: list[Any]) -> Callable[[], Tensor]:
             size = (len(self.seeds), len(heads), *((width, count) if by_value else (count, width)))
             return lambda: look_up(places.to(self.device, non_blocking=True), rounded, size, by_value)
 
-        return tasks, join
+        return drawing, join
 
     def _looked_up(self, keys: np.ndarray, by_value: bool, table: Floats, out: Tensor) -> None:
         from harness.compiled import draws

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,4 +38,4 @@ def shares(n: int, threads: bool) -> list[slice]:
     """0..n cut into a piece per thread; in one without threads."""
     count = max(1, min(n, cores() - 1)) if threads else 1
     edges = [n * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(edges)]

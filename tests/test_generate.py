@@ -27,7 +27,7 @@ def streams(family: str = "silu", **keys: object) -> tuple[Stream, Stream]:
 
 
 def test_streams_are_numpys() -> None:
-    """Faults: a seed of more than 32 bits cut, words of another slot's seed, the counter or a shift of the generator."""
+    """Faults: a seed of over 32 bits cut, words of another slot's seed, the counter or a shift of the generator."""
     keys = stream_keys("block.k", [0, 3], 7, SEEDS)
     found = np.empty((len(keys), 101), np.uint64)
     draws.places(keys, found)

@@ -215,12 +215,12 @@ class Steps:
 def check(x: Inputs, state: TritonState, m: int) -> None:
     """Raise RingError naming the first input that is not as the kernels read it."""
     s, B = state.shape, state.slots
-    narrow, wide = (torch.bfloat16, torch.float32), (torch.float32,)
-    heads = {"q": (B, s.H, m, s.K), "k": (B, s.H, m, s.K), "v": (B, s.HV, m, s.V)}
-    wanted: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]] = {
-        n: (size, narrow) for n, size in heads.items()
-    }
-    wanted |= {n: ((B, s.HV, m), wide) for n in ("g", "beta")} | {"lengths": ((B,), (torch.int32,))}
+    heads: dict[str, tuple[int, ...]] = {"q": (B, s.H, m, s.K), "k": (B, s.H, m, s.K), "v": (B, s.HV, m, s.V)}
+    gates = ((B, s.HV, m), (torch.float32,))
+    wanted: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
+    wanted = {"g": gates, "beta": gates, "lengths": ((B,), (torch.int32,))}
+    for name, shape in heads.items():
+        wanted[name] = shape, (torch.bfloat16, torch.float32)
     for name, (size, dtypes) in wanted.items():
         y: Tensor = getattr(x, name)
         if tuple(y.shape) != size:
