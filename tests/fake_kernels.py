@@ -53,6 +53,9 @@ class FakeSteps:
             if t == 0 and flag[i]:
                 self.state.checkpoint[i] = self.state.served[i]
 
+    def place(self, cursors) -> None:
+        self.state.on_device.copy_(cursors)
+
     def commit(self, accepted) -> None:
         self.log.append(("commit", accepted.tolist()))
         w, base, flag = self.state.on_device
