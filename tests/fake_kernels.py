@@ -1,22 +1,16 @@
 """A design with the interface of the kernels, in fp64 on the CPU: for tests of what is timed, bound and compared."""
 
-from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from harness.config import RingConfig
 from harness.state import RECORDS
 from harness.variants import load
 
-
-class Inputs(NamedTuple):
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    lengths: torch.Tensor
+pytest.importorskip("triton")
+from harness.kernels.steps import Inputs
 
 
 class FakeSteps:
@@ -93,10 +87,3 @@ def fake(name: str, log: list, lose: int = 0) -> SimpleNamespace:
         spec=spec, ring=spec.ring(RingConfig()), records=spec.records(arithmetic), formats=formats, create=create,
         steps=lambda state, m: FakeSteps(state, m, log),
     )  # fmt: skip
-
-
-def steps_module() -> ModuleType:
-    """What stands in for harness.kernels.steps."""
-    module = ModuleType("harness.kernels.steps")
-    module.Inputs = Inputs
-    return module

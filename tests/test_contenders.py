@@ -1,12 +1,11 @@
 """What is timed on a GPU: bytes by hand, graphs in rounds, cursors where a decode has them, outputs compared."""
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fake_kernels import fake, steps_module
+from fake_kernels import fake
 
 from harness import cli
 from harness.config import BenchConfig, Config, head_counts, validate
@@ -22,11 +21,6 @@ from harness.workload import SETTLE, flush_length, trace, unflagged
 
 LAYER = Shape(16, 32, 128, 128)
 RING16 = RingSpec(16, 4)
-
-
-@pytest.fixture(autouse=True)
-def fake_steps(monkeypatch):
-    monkeypatch.setitem(sys.modules, "harness.kernels.steps", steps_module())
 
 
 class FakeClock:

@@ -3,12 +3,10 @@
 Run with a folder of sglang's kernel files and of fla-core on PYTHONPATH; what is not there is skipped.
 """
 
-import sys
-
 import numpy as np
 import pytest
 import torch
-from fake_kernels import fake, steps_module
+from fake_kernels import fake
 
 from harness.contenders import Settled, Work, ours
 from harness.errors import HarnessError
@@ -180,9 +178,8 @@ def test_a_missing_peer_is_named(tmp_path):
         sglang.load(str(tmp_path))
 
 
-def test_rows_of_peers_compute_what_ours_do(kernels, function, monkeypatch):
+def test_rows_of_peers_compute_what_ours_do(kernels, function):
     """Fault: seats taken after a state has moved on, a flush checked on histories that are not there, a row lost."""
-    monkeypatch.setitem(sys.modules, "harness.kernels.steps", steps_module())
     work = Work(SHAPE, B, M, RingSpec(L, M), 1 << 16, device="cpu")
     for name in ("exact_recurrent", "exact_fold"):
         settled = Settled(fake(name, []), work)
