@@ -187,7 +187,7 @@ TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count",
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
 SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
-SIZES |= {"PDL": True, "EVEN": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
+SIZES |= {"PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
 
 
 def build(kernel, **options):
@@ -203,7 +203,7 @@ def build(kernel, **options):
 for dot, inverse in (("ieee", "substitution"), ("bf16", "rhs_solve"), ("tf32", "substitution")):
     raw = dot == "tf32"
     for kernel in (prepare.prepare, window.ring_verify, window.ring_flush):
-        build(kernel, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse, EVEN=not raw)
+        build(kernel, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse)
 for kernel in (route.route, cursors.advance_cursors, cursors.absorb):
     build(kernel)
 build(fold.fold_product, DOT="tf32x3")

@@ -32,19 +32,18 @@ class TritonState(EmulatedState):
         self.counts = torch.zeros(3, dtype=torch.int32, device=self.device)
         self.replays = torch.zeros(2, self.slots, dtype=torch.int32, device=self.device)
         self.routed = False  # whether plan, counts and replays are those of the cursors
-        self.steps: dict[int, Steps] = {}  # by widest window
+        self.steps: Steps | None = None  # of the windows verified last
 
     def _host(self) -> tuple[list[int], ...]:
         c = self.cursors
         return list(c.write_pos), list(c.cache_base), [int(f) for f in c.is_flush]
 
-    def sync(self) -> Tensor:
-        """The cursors on the device, written there only if the host has moved them on its own."""
+    def sync(self) -> None:
+        """Put the cursors on the device, if the host has moved them on its own."""
         host = self._host()
         if host != self.known:
             self.on_device.copy_(torch.tensor(host, dtype=torch.int32))
             self.known, self.routed = host, False
-        return self.on_device
 
     def moved(self) -> None:
         """The device has just done what the host did."""
@@ -64,7 +63,7 @@ class TritonState(EmulatedState):
         assert isinstance(new, TritonState)
         for name in ("on_device", "plan", "counts", "replays"):
             setattr(new, name, getattr(self, name).clone())
-        new.steps = {}
+        new.steps = None
         return new
 
 
@@ -119,9 +118,8 @@ class Triton(Emulated):
         assert isinstance(state, TritonState)
         state.cursors.verify(step.slots, step.lengths)
         if not step.slots:
-            nothing = torch.empty(
-                state.slots, state.shape.HV, state.shape.V, 0, dtype=torch.float64, device=state.device
-            )
+            s = state.shape
+            nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
         if state.slots != step.windows.B or step.windows.g.device != state.checkpoint.device:
             raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
@@ -133,7 +131,6 @@ class Triton(Emulated):
         steps.verify(x)
         state.version += 1
         state.folded = None
-        assert steps.d is not None
         return Verified(steps.out.double().mT, steps.d.double().mT)
 
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
@@ -148,16 +145,17 @@ class Triton(Emulated):
             counts[slot] = n
         state.version += 1
         state.folded = None
-        self._steps(state, max(state.steps)).commit(torch.tensor(counts, dtype=torch.int32, device=state.device))
+        assert state.steps is not None
+        state.steps.commit(torch.tensor(counts, dtype=torch.int32, device=state.device))
         if state.spec.fold_when == "commit":
             state.cursors.absorb(full)
         state.moved()
 
     def _steps(self, state: TritonState, m: int) -> Steps:
         """The steps of windows of m tokens; only those of one width are kept."""
-        if m not in state.steps:
-            state.steps = {m: self.steps(state, m, keep_d=True)}
-        return state.steps[m]
+        if state.steps is None or state.steps.m != m:
+            state.steps = self.steps(state, m, keep_d=True)
+        return state.steps
 
     def read(self, state: EmulatedState, which: str, slots: Sequence[int]) -> Tensor:
         """As Emulated.read: `kept` by the fold kernel, `served` formed on fp64 carriers from what the device holds."""
@@ -171,6 +169,5 @@ class Triton(Emulated):
         state.sync()
         which, counts = (torch.tensor(x, dtype=torch.int32, device=state.device) for x in (list(slots), list(lengths)))
         out = torch.empty(len(slots), *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device)
-        steps = next(iter(state.steps.values()), None) or self._steps(state, 1)
-        steps.fold(counts, out, which)
+        (state.steps or self._steps(state, 1)).fold(counts, out, which)
         return out

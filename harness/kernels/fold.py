@@ -29,7 +29,7 @@ def fold_product(
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
         valid = record < w
         W, total = weights(ring_g, row, valid, slot * HV + hv, L, EXP)
-        Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, False, LOW) * W[None, :]
+        Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, LOW) * W[None, :]
         head = slot * H + hv // (HV // H)
         past = tl.load(ring_k + (head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
         S = S * total + dot(Wd, past.to(tl.float32), DOT, INTERPRETED)

@@ -22,11 +22,12 @@ def weights(ring_g, row, valid, head, L: tl.constexpr, EXP: tl.constexpr):
 
 
 @triton.jit
-def lanes(x, BS: tl.constexpr, COLUMN: tl.constexpr, ROW: tl.constexpr):
-    """Every second row and column of x [2 BS, 2 BS], from ROW and COLUMN on."""
-    even, odd = tl.split(tl.permute(tl.reshape(x, (BS, 2, BS, 2)), (0, 2, 3, 1)))
-    left, right = tl.split(odd if ROW else even)
-    return right if COLUMN else left
+def on_keys_of(x, BS: tl.constexpr):
+    """Of x [2 BS, 2 BS], lanes of k_hat and q_hat in turn both ways: k_hat k_hat' and q_hat k_hat', [BS, BS] each."""
+    of_keys, of_queries = tl.split(tl.permute(tl.reshape(x, (BS, 2, BS, 2)), (0, 2, 3, 1)))
+    on_keys, _ = tl.split(of_keys)
+    on_queries, _ = tl.split(of_queries)
+    return on_keys, on_queries
 
 
 @triton.jit
@@ -80,8 +81,7 @@ def prepare(
     turned = tl.trans(kq)
     scores = dot(hist, turned, DOT, INTERPRETED)
     tl.store(scores_out + (window * BC + record)[:, None] * (2 * BS) + both[None, :], scores)
-    gram = dot(kq, turned, DOT, INTERPRETED)
-    on_keys, on_queries = lanes(gram, BS, 0, 0), lanes(gram, BS, 0, 1)
+    on_keys, on_queries = on_keys_of(dot(kq, turned, DOT, INTERPRETED), BS)
     r, c = lane[:, None], lane[None, :]
     new = (first + lane) & (L - 1)
     for hv in range(h * (HV // H), (h + 1) * (HV // H)):

@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 class Steps:
     """Windows of at most m tokens on all slots of a state. Nothing here reads the device.
 
-    out [B, HV, m, V] in the output's format; d the same in fp32, or None without keep_d. Inputs and the state's cursors
+    out [B, HV, m, V] in the output's format; with keep_d, d the same in fp32. Inputs and the state's cursors
     are trusted: harness.kernels.design checks them on the host before it comes here.
     """
 
@@ -59,6 +59,7 @@ class Steps:
         self.drafts: Tensor | None = None
         # a launch may begin before the one ahead has ended
         self.early = not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
+        self.launch: dict[str, Any] = {"launch_pdl": True} if self.early else {}
         self.units = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
         if design.spec.verify == "tokens":
             self.drafts = torch.empty(B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=device)
@@ -129,25 +130,24 @@ class Steps:
         prepare[(B, s.H)](
             x.q, x.k, x.g, x.beta, x.lengths, state.plan, state.counts, r["k_hat"], r["g"], *raw, *self.scratch,
             eps, scale, B, m, s.H, s.HV, s.K, state.spec.length, self.BK, self.BS, self.BC, o.key, o.dot, o.inverse,
-            replayed, INTERPRETED, design.exp, self.early, num_warps=1, **self._early(),
+            replayed, INTERPRETED, design.exp, self.early, num_warps=1, **self.launch,
         )  # fmt: skip
         rings = (r["d"], r.get("d_lo", none), r.get("v", none))
         where = (state.plan, state.counts, self.out, self.d, state.checkpoint)
         rows, warps, stages, programs = self._shape(VERIFY)
-        even = s.K == self.BK and s.V % rows == 0
         ring_verify[(programs,)](
             x.v, x.beta, x.lengths, *where, *rings, kq, scores, *rest, B, m, s.H, s.HV,
-            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, even, o.dot, o.inverse, o.low, o.read_low,
-            replayed, self.keep_d, INTERPRETED, self.early, num_warps=warps, num_stages=stages, **self._early(),
+            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, o.dot, o.inverse, o.low, o.read_low,
+            replayed, self.keep_d, INTERPRETED, self.early, num_warps=warps, num_stages=stages, **self.launch,
         )  # fmt: skip
         if replayed:
             return
         rows, warps, stages, programs = self._shape(FLUSH)
         ring_flush[(programs,)](
             x.v, x.beta, x.lengths, *where, r["k_hat"], *rings, kq, *rest, B, m, s.H, s.HV,
-            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, s.V % rows == 0, o.dot, o.fold_dot,
+            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, o.dot, o.fold_dot,
             o.inverse, o.low, replayed, self.keep_d, INTERPRETED, self.early,
-            num_warps=warps, num_stages=stages, **self._early(),
+            num_warps=warps, num_stages=stages, **self.launch,
         )  # fmt: skip
 
     def commit(self, accepted: Tensor) -> None:
@@ -199,9 +199,6 @@ class Steps:
             state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
             self.BK, rows, in_place, self.design.exp, num_warps=warps,
         )  # fmt: skip
-
-    def _early(self) -> dict[str, Any]:
-        return {"launch_pdl": True} if self.early else {}
 
     def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         """Rows, warps, stages and programs: as many as fit, and all with equally many tiles but for one."""
