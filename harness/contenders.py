@@ -99,6 +99,15 @@ def distance(x: Tensor, y: Tensor) -> float:
     return float((x.double() - y.double()).norm() / y.double().norm())
 
 
+def flagged(cursors: Tensor, w: int | None = None) -> Tensor:
+    """These cursors [3, B] with every slot to flush w records; None: what each has."""
+    found = cursors.clone()
+    found[2] = 1
+    if w is not None:
+        found[0] = w
+    return found
+
+
 def enough(moved: Moved) -> int:
     """Calls in a graph, so that it takes far longer than the events around it."""
     return min(max(int(BYTES / moved.total), CALLS[0]), CALLS[1])
@@ -142,15 +151,6 @@ class Settled:
         """Copies of every set for a peer."""
         return [seat(x, self.work.gate, state) for x, state in zip(self.windows, self.states, strict=True)]
 
-    def flagged(self, w: int | None) -> list[Tensor]:
-        """Cursors of slots that are all to flush w records; None: what each has."""
-        found = [c.clone() for c in self.plain]
-        for c in found:
-            c[2] = 1
-            if w is not None:
-                c[0] = w
-        return found
-
     def output(self, cursors: Tensor) -> Tensor:
         """Of the timed window of set 0, at these cursors. A flush leaves the state folded."""
         self.steps[0].place(cursors)
@@ -188,8 +188,8 @@ def ours(settled: Settled, against: str | None) -> list[Contender]:
     _compare(found[0], work.outs[settled.name], work, against)
     if not traffic.snapshot and settled.design.ring.fold_when == "next":
         moved = traffic.verify(full, flush=True) * B
-        found.append(settled.verify(FLUSH, settled.flagged(full), moved, history=full))
-        _compare(found[-1], settled.output(settled.flagged(None)[0]), work, against)
+        found.append(settled.verify(FLUSH, [flagged(c, full) for c in plain], moved, history=full))
+        _compare(found[-1], settled.output(flagged(plain[0])), work, against)
     if not traffic.snapshot:
         lengths = torch.full((B,), full, dtype=torch.int32, device=work.device)
         folds: list[Call] = [partial(steps.fold, lengths) for steps in settled.steps]

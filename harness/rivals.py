@@ -21,10 +21,11 @@ from harness.contenders import (
     cycle,
     distance,
     enough,
+    flagged,
     sum_of,
 )
 from harness.peers import fla, sglang
-from harness.peers.seat import Bound, Seat
+from harness.peers.seat import Bound
 from harness.ring import RingSpec
 from harness.timing import Row, rotated
 from harness.traffic import Moved, Traffic
@@ -52,14 +53,6 @@ def _allocated(bound: Bound) -> dict[str, int]:
     return {name: x.nbytes for name, x in bound.tensors.items()}
 
 
-def _flagged(s: Seat, w: int | None) -> Seat:
-    cursors = s.cursors.clone()
-    cursors[2] = 1
-    if w is not None:
-        cursors[0] = w
-    return replace(s, cursors=cursors)
-
-
 def of_sglang(kernels: sglang.Kernels, work: Work) -> dict[str, Maker]:
     """What makes sglang's rows, by name; each may fail on its own."""
     B, full = work.B, flush_length(work.ring, work.m)
@@ -74,8 +67,8 @@ def of_sglang(kernels: sglang.Kernels, work: Work) -> dict[str, Maker]:
 
     def flush() -> Contender:
         # checked on the histories there are, on a copy: it writes the checkpoint
-        alone = replace(_flagged(seats[0], None), checkpoint=seats[0].checkpoint.clone())
-        bounds = [sglang.ring(kernels, _flagged(s, full), "raw", "flush") for s in seats]
+        alone = replace(seats[0], cursors=flagged(seats[0].cursors), checkpoint=seats[0].checkpoint.clone())
+        bounds = [sglang.ring(kernels, replace(s, cursors=flagged(s.cursors, full)), "raw", "flush") for s in seats]
         moved = traffic["raw"].verify(full, flush=True) * B
         line = _bound(FLUSH, "sglang raw", bounds, moved, work, REPLAY, sglang.ring(kernels, alone, "raw", "flush"))
         line.facts["history"] = full

@@ -42,7 +42,7 @@ from harness.decode import Stream
 from harness.designs import designs
 from harness.errors import ConfigError, HarnessError
 from harness.experiments import kernels
-from harness.experiments.drift import identity
+from harness.experiments.drift import identity, shows_progress
 from harness.peers import transformers_recurrent as peer
 from harness.rundir import Run
 from harness.tokens import Shape
@@ -90,8 +90,7 @@ def emulation(config: Config, device: str) -> dict[str, Any]:
     threads = torch.get_num_threads()
     try:
         work, facts = passes(config, device, threads)
-        shown = sys.stderr.isatty() if config.progress is None else config.progress
-        seconds = measure(work, REPEATS, shown)
+        seconds = measure(work, REPEATS, shows_progress(config))
     finally:
         # the harness decodes with one thread per process
         torch.set_num_threads(threads)

@@ -121,16 +121,21 @@ def report(summary: dict[str, Any], paths: dict[str, Any]) -> None:
         console.print(f"{name}: {path}", soft_wrap=True)
 
 
+def shows_progress(config: Config) -> bool:
+    """Whether progress is: on a terminal, unless config.progress says otherwise."""
+    return sys.stderr.isatty() if config.progress is None else config.progress
+
+
 @contextmanager
 def progress(config: Config) -> Iterator[Callable[[int], None]]:
     """Yields what is to be called with the tokens just committed, all slots: it draws a bar on standard error.
 
-    Only on a terminal, unless config.progress says otherwise; asked for without one, it prints a line now and then.
+    Only where it is shown; without a terminal it prints a line now and then.
     """
-    terminal = sys.stderr.isatty()
-    if not (terminal if config.progress is None else config.progress):
+    if not shows_progress(config):
         yield lambda tokens: None
         return
+    terminal = sys.stderr.isatty()
     total = (config.decode.prefill + config.decode.tokens) * config.decode.slots
     with _bar(total) if terminal else nullcontext(_line) as show:
         start = last = time.monotonic()

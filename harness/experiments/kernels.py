@@ -36,6 +36,7 @@ from harness.config import Config, head_counts
 from harness.contenders import Contender, Settled, Work, ours
 from harness.designs import designs
 from harness.errors import HarnessError
+from harness.experiments.drift import shows_progress
 from harness.goals import AGREE, goals
 from harness.peers import fla, sglang
 from harness.rivals import RECURRENT, REPLAY, Maker, of_fla, of_sglang
@@ -78,7 +79,7 @@ def run(config: Config) -> dict[str, Any]:
 
 def note(config: Config, text: str) -> None:
     """A line of progress, where it is wanted."""
-    if sys.stderr.isatty() if config.progress is None else config.progress:
+    if shows_progress(config):
         print(text, file=sys.stderr, flush=True)
 
 
