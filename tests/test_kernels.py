@@ -177,15 +177,16 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from harness.kernels import cursors, fold, prepare, recurrent, route, window
+from harness.kernels import cursors, fold, recurrent, route, window
 
 B16, F32, I32 = "*bf16", "*fp32", "*i32"
 TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
-TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts"), F32)
+TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "W", "total", "A", "F", "eG"), F32)
 TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
 TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count", "taken"), I32)
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
+SIZES |= {"BG": 2, "SHARES": 4}
 SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
 SIZES |= {"PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
 
@@ -193,7 +194,6 @@ SIZES |= {"PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT"
 def build(kernel, **options):
     constants = {n: v for n, v in (SIZES | options).items() if n in kernel.arg_names}
     types = TYPES | dict.fromkeys(("ring_k", "ring_d"), options.get("ring", B16))
-    types |= dict.fromkeys([n for n in kernel.arg_names if n.endswith(("_in", "_out"))], F32)
     signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
     at = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
     how = {"num_warps": 2, "num_stages": 3}
@@ -202,8 +202,8 @@ def build(kernel, **options):
 
 for dot, inverse in (("ieee", "substitution"), ("bf16", "rhs_solve"), ("tf32", "substitution")):
     raw = dot == "tf32"
-    for kernel in (prepare.prepare, window.ring_verify, window.ring_flush):
-        build(kernel, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse)
+    for flush in (False, True):
+        build(window.ring_verify, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse, FLUSH=flush)
 for kernel in (route.route, cursors.advance_cursors, cursors.absorb):
     build(kernel)
 build(fold.fold_product, DOT="tf32x3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, decay, dot, tile_of
+from harness.kernels.numbers import as_stored, columns, decay, dot, folded_tile, over_columns, quotient, tile_of
 from harness.kernels.prepare import weights
 from harness.kernels.window import writes
 
@@ -41,38 +41,46 @@ def fold_product(
 def fold_replay(
     C, raw_k, raw_v, ring_g, raw_beta, which, count, slots, lengths, taken, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
-    EXP: tl.constexpr,
+    INTERPRETED: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
     """The same by the recurrence over raw records, one token after the other in registers.
 
     which [count[0]] the i that fold, taken [n] those of them that are not idle; programs share out their tiles
     """
     TV: tl.constexpr = (V + BV - 1) // BV
+    J: tl.constexpr = min(BK, 32)
     for j in range(tl.program_id(0), tl.load(count) * HV * TV, tl.num_programs(0)):
-        rows, keys, hv = (j % TV) * BV + tl.arange(0, BV), tl.arange(0, BK), (j // TV) % HV
+        rows, keys, hv = (j % TV) * BV + tl.arange(0, BV), columns(BK), (j // TV) % HV
         i = tl.load(which + j // TV // HV).to(tl.int64)
         slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
         if tl.load(taken + i) == 0:
             w = 0
         if slot >= 0 and (not IN_PLACE or w > 0):
             base = tl.load(cache_base + slot)
-            place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
-            S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
+            place, inside = folded_tile(slot * HV + hv, (j % TV) * BV, V, K, BK, BV)
+            S = tl.reshape(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), (BK // J, BV, J))
             head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
             for t in range(w):
                 row = (base + t) & (L - 1)
                 key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
                 value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
                 g, beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
-                S, _ = advance(S, key, value, g, beta, eps, EXP)
-            to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
-            tl.store(out + to, as_stored(S, out), mask=inside)
+                S, _ = advance(S, key, value, g, beta, eps, INTERPRETED, EXP)
+            to, _ = folded_tile((slot if IN_PLACE else i) * HV + hv, (j % TV) * BV, V, K, BK, BV)
+            tl.store(out + to, as_stored(tl.reshape(S, (BK // J * BV, J)), out), mask=inside)
 
 
 @triton.jit
-def advance(S, key, value, g, beta, eps, EXP: tl.constexpr):
-    """S [BV, BK] after one token, and its write d [BV]."""
-    k_hat = key / tl.sqrt(tl.sum(key * key, axis=0) + eps)
+def unit(key, eps, INTERPRETED: tl.constexpr):
+    """key [I, J] over its norm, [I, 1, J]."""
+    norm = tl.sqrt(tl.sum(tl.sum(key * key, axis=0), axis=0) + eps)
+    return quotient(key, norm, INTERPRETED)[:, None, :]
+
+
+@triton.jit
+def advance(S, key, value, g, beta, eps, INTERPRETED: tl.constexpr, EXP: tl.constexpr):
+    """S [I, BV, J] after one token of raw key [I, J], and its write d [BV]."""
+    k_hat = unit(key, eps, INTERPRETED)
     S = S * decay(g, EXP)
-    d = (value - tl.sum(S * k_hat[None, :], axis=1)) * beta
-    return S + d[:, None] * k_hat[None, :], d
+    d = (value - over_columns(S * k_hat)) * beta
+    return S + d[None, :, None] * k_hat, d

@@ -49,6 +49,32 @@ def tile_of(head, rows, keys, V: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def columns(BK: tl.constexpr):
+    """Columns of a key as a recurrence reads it, [BK / 32, 32]; a tile of its state is [BK / 32, BV, 32]."""
+    J: tl.constexpr = min(BK, 32)
+    return tl.arange(0, BK // J)[:, None] * J + tl.arange(0, J)[None, :]
+
+
+@triton.jit
+def folded_tile(head, first, V: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """tile_of for BV rows from `first` on, a row in pieces of 32 columns below each other, [BK / 32 BV, 32].
+
+    As they lie so, 8 threads of a warp have a row and not 32, and a sum over K takes 3 exchanges between them, not 5.
+    Loaded like this and reshaped to [BK / 32, BV, 32], as the compilers differ in how they share out three axes.
+    """
+    J: tl.constexpr = min(BK, 32)
+    at = tl.arange(0, BK // J * BV)
+    rows, keys = first + at % BV, (at // BV)[:, None] * J + tl.arange(0, J)[None, :]
+    return (head * V + rows)[:, None] * K + keys, (rows < V)[:, None] & (keys < K)
+
+
+@triton.jit
+def over_columns(x):
+    """Sum of x [I, BV, J] over the columns of every row, [BV]."""
+    return tl.sum(tl.sum(x, axis=0), axis=1)
+
+
+@triton.jit
 def quotient(x, y, INTERPRETED: tl.constexpr):
     """x / y of fp32, y far from the ends of the format, to half a unit and a little."""
     if INTERPRETED:

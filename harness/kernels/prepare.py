@@ -1,7 +1,8 @@
-"""What a window's outputs need that no row of the state enters: once per window and head, before the state is read.
+"""What a window's outputs need that no row of the state enters: once per window and key head, before its states.
 
-Written to scratch that ring_verify reads: k_hat and q_hat, history scores, history weights, A or its inverse, F, e^G.
-The records that do not depend on the state (k_hat, raw k, g, beta) are written here too. Formulas: README.md.
+k_hat, q_hat and history scores stay with the program; history weights, A or its inverse, F and e^G of its value heads
+go to scratch, which is read back a tile at a time. The records that do not depend on the state (k_hat, raw k, g, beta)
+are written here too. Formulas: README.md.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import triton
 import triton.language as tl
 
 from harness.kernels.numbers import as_stored, decay, dot, quotient, round_bf16
-from harness.kernels.route import planned
 
 
 @triton.jit
-def weights(ring_g, row, valid, head, L: tl.constexpr, EXP: tl.constexpr):
-    """W [BC], zero behind the history, and the total decay of a history whose j-th record lies in row[j]."""
+def weights(ring_g, row, valid, head, L: tl.constexpr, EXP: tl.constexpr, AXIS: tl.constexpr = 0):
+    """W, zero behind the history, and the total decay of a history whose j-th record lies in row[j], along AXIS.
+
+    AXIS 0: row, valid [BC] of one head; 1: valid [heads, BC], row [1, BC], head [heads, 1]
+    """
     g = tl.where(valid, tl.load(ring_g + head * L + row, mask=valid, other=0.0), 0.0)
-    total = tl.sum(g, axis=0)
-    return tl.where(valid, decay(total - tl.cumsum(g, axis=0), EXP), 0.0), decay(total, EXP)
+    total = tl.sum(g, axis=AXIS)
+    left = (total if AXIS == 0 else total[:, None]) - tl.cumsum(g, axis=AXIS)
+    return tl.where(valid, decay(left, EXP), 0.0), decay(total, EXP)
 
 
 @triton.jit
@@ -32,44 +36,42 @@ def on_keys_of(x, BS: tl.constexpr):
 
 @triton.jit
 def prepare(
-    q, k, g, beta, lengths, plan, counts, ring_k, ring_g, raw_k, raw_beta,
-    kq_out, scores_out, W_out, total_out, A_out, F_out, eG_out, eps, scale, B, m, H, HV,
-    K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, KEY: tl.constexpr,
-    DOT: tl.constexpr, INVERSE: tl.constexpr, RAW: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
-    PDL: tl.constexpr,
+    q, k, g, beta, ring_k, ring_g, raw_k, raw_beta, W_out, total_out, A_out, F_out, eG_out, eps, scale,
+    b, slot, past, base, first, n, h, m, H, HV, written,
+    K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+    KEY: tl.constexpr, DOT: tl.constexpr, INVERSE: tl.constexpr, RAW: tl.constexpr, INTERPRETED: tl.constexpr,
+    EXP: tl.constexpr,
 ):  # fmt: skip
-    """One program per (planned row of the batch, key head).
+    """Returns kq [2 BS, BK], lanes of k_hat and q_hat in turn, and the history's k_hat [BC, BK].
 
-    q, k [B, H, m, K]; g, beta [B, HV, m] fp32; lengths [B], a row of length 0 is skipped; plan, counts as route made
-    them; rings [slots, heads, L, width].
-    kq_out [B, H, 2 BS, K], lanes of k_hat and q_hat in turn; scores_out [B, H, BC, 2 BS]; W_out [B, HV, BC];
-    total_out [B, HV]; A_out (T, or A for a right-hand-side solve), F_out [B, HV, BS, BS]; eG_out [B, HV, BS]; fp32
+    q, k [B, H, m, K]; g, beta [B, HV, m] fp32; the window of batch row b, n > 0 tokens, and key head h, on a history of
+    `past` records from base on; rings [slots, heads, L, width], new records from `first` on, if `written`.
+    W_out [B, HV, BC]; total_out [B, HV]; A_out (T, or A for a right-hand-side solve), F_out [B, HV, BS, BS];
+    eG_out [B, HV, BS]; fp32
     """
-    i, h = tl.program_id(0), tl.program_id(1)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    if i >= tl.load(counts) + tl.load(counts + 1):
-        return
-    b, slot, past, base, first = planned(plan, B, i)
-    n = tl.load(lengths + b)
-    if n == 0:
-        return
     keys, lane, record = tl.arange(0, BK), tl.arange(0, BS), tl.arange(0, BC)
     live = lane < n
     # dead lanes read a live one and are zeroed: a masked operand can leave stale shared memory behind
     at = tl.minimum(lane, n - 1)
-    window, key_head = b * H + h, slot * H + h
     # k_hat and q_hat in turn, so that one product serves both
     both = tl.arange(0, 2 * BS)
-    asks, there = both % 2, (window * m + tl.minimum(both // 2, n - 1))[:, None] * K + keys[None, :]
-    kq = tl.load(tl.where(asks == 0, k, q)[:, None] + there, mask=(keys < K)[None, :], other=0.0).to(tl.float32)
-    valid = record < past
+    asks, there = both % 2, ((b * H + h) * m + tl.minimum(both // 2, n - 1))[:, None] * K + keys[None, :]
+    raw = tl.load(tl.where(asks == 0, k, q)[:, None] + there, mask=(keys < K)[None, :], other=0.0)
     # rows behind the history may hold anything, so none of them is read
-    row = (base + tl.minimum(record, tl.maximum(past - 1, 0))) & (L - 1)
-    hist = tl.load(
-        ring_k + (key_head * L + row)[:, None] * K + keys[None, :], mask=valid[:, None] & (keys < K)[None, :], other=0.0
-    ).to(tl.float32)
+    row, valid = (base + tl.minimum(record, tl.maximum(past - 1, 0))) & (L - 1), record < past
+    key_head = slot * H + h
+    from_k = ring_k + (key_head * L + row)[:, None] * K + keys[None, :]
+    hist = tl.load(from_k, mask=valid[:, None] & (keys < K)[None, :], other=0.0).to(tl.float32)
+    # all value heads that read this key head at once
+    of, G = tl.arange(0, BG), HV // H
+    hv, real = h * G + tl.minimum(of, G - 1), of < G
+    mine, head = (b * HV + hv)[:, None], (slot * HV + hv)[:, None]
+    step_g, step_beta = tl.load(g + mine * m + at[None, :]), tl.load(beta + mine * m + at[None, :])
+    W, total = weights(ring_g, row[None, :], valid[None, :] & real[:, None], head, L, EXP, 1)
+    tl.store(W_out + mine * BC + record[None, :], W, mask=real[:, None])
+    tl.store(total_out + b * HV + hv, total, mask=real)
+
+    kq = raw.to(tl.float32)
     norm = tl.sqrt(tl.sum(kq * kq, axis=1) + eps)
     kq = (
         quotient(kq, norm[:, None], INTERPRETED)
@@ -77,42 +79,33 @@ def prepare(
     )
     if KEY == "bf16":
         kq = round_bf16(kq)
-    tl.store(kq_out + (window * 2 * BS + both)[:, None] * K + keys[None, :], kq, mask=(keys < K)[None, :])
-    turned = tl.trans(kq)
-    scores = dot(hist, turned, DOT, INTERPRETED)
-    tl.store(scores_out + (window * BC + record)[:, None] * (2 * BS) + both[None, :], scores)
-    on_keys, on_queries = on_keys_of(dot(kq, turned, DOT, INTERPRETED), BS)
-    r, c = lane[:, None], lane[None, :]
-    new = (first + lane) & (L - 1)
-    for hv in range(h * (HV // H), (h + 1) * (HV // H)):
-        mine, head = b * HV + hv, slot * HV + hv
-        step_g, step_beta = tl.load(g + mine * m + at), tl.load(beta + mine * m + at)
-        G = tl.cumsum(tl.where(live, step_g, 0.0), axis=0)
-        gain = tl.where(live, step_beta, 0.0)
-        W, total = weights(ring_g, row, valid, head, L, EXP)
-        tl.store(W_out + mine * BC + record, W)
-        tl.store(total_out + mine, total)
-        E = decay(tl.where(r >= c, G[:, None] - G[None, :], float("-inf")), EXP)
-        A = tl.where(r > c, gain[:, None] * E * on_keys, 0.0)
-        if INVERSE == "substitution":
-            T = tl.where(r == c, 1.0, 0.0) - tl.where(r == 1, A, 0.0)
-            for t in tl.static_range(2, BS):
-                row_A = tl.sum(tl.where(r == t, A, 0.0), axis=0)
-                T = T - tl.where(r == t, tl.sum(row_A[:, None] * T, axis=0)[None, :], 0.0)
-            A = T
-        square = (mine * BS + r) * BS + c
-        tl.store(A_out + square, A)
-        tl.store(F_out + square, E * on_queries)
-        tl.store(eG_out + mine * BS + lane, decay(G, EXP))
-        tl.store(ring_g + head * L + new, step_g, mask=live)
-        if RAW:
-            tl.store(raw_beta + head * L + new, step_beta, mask=live)
+    on_keys, on_queries = on_keys_of(dot(kq, tl.trans(kq), DOT, INTERPRETED), BS)
+    r, c = lane[None, :, None], lane[None, None, :]
+    decays = tl.cumsum(tl.where(live[None, :], step_g, 0.0), axis=1)
+    gain = tl.where(live[None, :], step_beta, 0.0)
+    E = decay(tl.where(r >= c, decays[:, :, None] - decays[:, None, :], float("-inf")), EXP)
+    A = tl.where(r > c, gain[:, :, None] * E * on_keys[None, :, :], 0.0)
+    if INVERSE == "substitution":
+        T = tl.where(r == c, 1.0, 0.0) - tl.where(r == 1, A, 0.0)
+        for t in tl.static_range(2, BS):
+            row_A = tl.sum(tl.where(r == t, A, 0.0), axis=1)
+            T = T - tl.where(r == t, tl.sum(row_A[:, :, None] * T, axis=1)[:, None, :], 0.0)
+        A = T
+    square = ((b * HV + hv)[:, None, None] * BS + r) * BS + c
+    tl.store(A_out + square, A, mask=real[:, None, None])
+    tl.store(F_out + square, E * on_queries[None, :, :], mask=real[:, None, None])
+    tl.store(eG_out + mine * BS + lane[None, :], decay(decays, EXP), mask=real[:, None])
 
-    # records of the rows of kq that are keys
-    held = (asks == 0) & (both // 2 < n)
-    key_place = (key_head * L + ((first + both // 2) & (L - 1)))[:, None] * K + keys[None, :]
-    written = held[:, None] & (keys < K)[None, :]
-    tl.store(ring_k + key_place, as_stored(kq, ring_k), mask=written)
-    if RAW:
-        raw = tl.load(k + there, mask=written, other=0.0)
-        tl.store(raw_k + key_place, raw, mask=written)
+    if written:
+        new = head * L + ((first + lane) & (L - 1))[None, :]
+        put = live[None, :] & real[:, None]
+        tl.store(ring_g + new, step_g, mask=put)
+        if RAW:
+            tl.store(raw_beta + new, step_beta, mask=put)
+        # of the rows of kq those that are keys
+        held = ((asks == 0) & (both // 2 < n))[:, None] & (keys < K)[None, :]
+        to = (key_head * L + ((first + both // 2) & (L - 1)))[:, None] * K + keys[None, :]
+        tl.store(ring_k + to, as_stored(kq, ring_k), mask=held)
+        if RAW:
+            tl.store(raw_k + to, raw, mask=held)
+    return kq, hist

@@ -5,14 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.fold import advance
-from harness.kernels.numbers import as_stored, tile_of
+from harness.kernels.fold import advance, unit
+from harness.kernels.numbers import as_stored, columns, folded_tile, over_columns, tile_of
 
 
 @triton.jit
 def recurrent_verify(
     q, k, v, g, beta, lengths, slots, out, d_out, C, drafts, eps, scale, m, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP_D: tl.constexpr, EXP: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP_D: tl.constexpr,
+    INTERPRETED: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a window token by token from C [slots, HV, V, K]; drafts [B, m, HV, V, K] in C's format.
 
@@ -22,22 +23,22 @@ def recurrent_verify(
     slot, n = tl.load(slots + b).to(tl.int64), tl.load(lengths + b)
     if slot < 0 or n == 0:
         return
-    rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
-    place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
-    S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
+    rows, keys = tile * BV + tl.arange(0, BV), columns(BK)
+    J: tl.constexpr = min(BK, 32)
+    place, inside = folded_tile(slot * HV + hv, tile * BV, V, K, BK, BV)
+    S = tl.reshape(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), (BK // J, BV, J))
     window, mine = (b.to(tl.int64) * H + hv // (HV // H)) * m, (b.to(tl.int64) * HV + hv) * m
     for t in range(n):
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         query = tl.load(q + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(v + (mine + t) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, EXP)
-        q_hat = query / tl.sqrt(tl.sum(query * query, axis=0) + eps) * scale
-        o = tl.sum(S * q_hat[None, :], axis=1)
+        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, INTERPRETED, EXP)
+        o = over_columns(S * (unit(query, eps, INTERPRETED) * scale))
         tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
         if KEEP_D:
             tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
-        to, _ = tile_of((b.to(tl.int64) * m + t) * HV + hv, rows, keys, V, K)
-        tl.store(drafts + to, as_stored(S, drafts), mask=inside)
+        to, _ = folded_tile((b.to(tl.int64) * m + t) * HV + hv, tile * BV, V, K, BK, BV)
+        tl.store(drafts + to, as_stored(tl.reshape(S, (BK // J * BV, J)), drafts), mask=inside)
 
 
 @triton.jit

@@ -12,18 +12,17 @@ from harness.errors import RingError
 from harness.kernels import cursors as moves
 from harness.kernels.fold import fold_product, fold_replay
 from harness.kernels.numbers import INTERPRETED
-from harness.kernels.prepare import prepare
 from harness.kernels.recurrent import recurrent_verify, take_draft
 from harness.kernels.route import route
-from harness.kernels.window import ring_flush, ring_verify
+from harness.kernels.window import ring_verify
 
 if TYPE_CHECKING:
     from harness.kernels.design import Triton, TritonState
 
 BLOCK = 128  # slots a program of the cursor kernels moves
-# rows of a state per program, warps, stages and programs per multiprocessor: the fastest of those measured on an H200
-# at 64 and 256 slots (H 16, HV 32, K = V = 128)
-VERIFY = (32, 2, 3, 9)
+# rows of a state per tile, warps, stages and the programs a multiprocessor should have at least: the fastest of those
+# measured on an H200 (H 16, HV 32, K = V = 128)
+VERIFY = (32, 2, 3, 4)
 FLUSH = (32, 2, 2, 4)
 RECURRENT = (8, 1)  # rows and warps
 REPLAY, REPLAYS = (16, 1), 4  # and tiles per program where every slot folds: about a quarter does
@@ -64,17 +63,9 @@ class Steps:
         if design.spec.verify == "tokens":
             self.drafts = torch.empty(B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=device)
         else:
-            BS, BC = self.BS, self.BC
-            sizes = [
-                (s.H, 2 * BS, s.K),
-                (s.H, BC, 2 * BS),
-                (s.HV, BC),
-                (s.HV,),
-                (s.HV, BS, BS),
-                (s.HV, BS, BS),
-                (s.HV, BS),
-            ]
-            self.scratch = [torch.empty(B, *size, device=device) for size in sizes]
+            heads, BS = (B, s.HV), self.BS
+            sizes = [(*heads, self.BC), heads, (*heads, BS, BS), (*heads, BS, BS), (*heads, BS)]
+            self.scratch = [torch.empty(size, device=device) for size in sizes]
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -115,7 +106,7 @@ class Steps:
             rows, warps = tile(s.V, RECURRENT)
             recurrent_verify[(triton.cdiv(s.V, rows), B, s.HV)](
                 *x, state.every, self.out, self.d, state.checkpoint, self.drafts, eps, scale, m, s.H, s.HV,
-                s.K, s.V, self.BK, rows, self.keep_d, design.exp, num_warps=warps,
+                s.K, s.V, self.BK, rows, self.keep_d, INTERPRETED, design.exp, num_warps=warps,
             )  # fmt: skip
             return
         if not state.routed:
@@ -125,30 +116,16 @@ class Steps:
             which, records = state.replays
             self.replay(which, state.counts[2], state.every, records, x.lengths, state.checkpoint, True)
         r, none = state.records, state.on_device
-        raw = [r.get(name, none) for name in ("k", "beta")]
-        kq, scores, *rest = self.scratch
-        prepare[(B, s.H)](
-            x.q, x.k, x.g, x.beta, x.lengths, state.plan, state.counts, r["k_hat"], r["g"], *raw, *self.scratch,
-            eps, scale, B, m, s.H, s.HV, s.K, state.spec.length, self.BK, self.BS, self.BC, o.key, o.dot, o.inverse,
-            replayed, INTERPRETED, design.exp, self.early, num_warps=1, **self.launch,
-        )  # fmt: skip
-        rings = (r["d"], r.get("d_lo", none), r.get("v", none))
-        where = (state.plan, state.counts, self.out, self.d, state.checkpoint)
-        rows, warps, stages, programs = self._shape(VERIFY)
-        ring_verify[(programs,)](
-            x.v, x.beta, x.lengths, *where, *rings, kq, scores, *rest, B, m, s.H, s.HV,
-            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, o.dot, o.inverse, o.low, o.read_low,
-            replayed, self.keep_d, INTERPRETED, self.early, num_warps=warps, num_stages=stages, **self.launch,
-        )  # fmt: skip
-        if replayed:
-            return
-        rows, warps, stages, programs = self._shape(FLUSH)
-        ring_flush[(programs,)](
-            x.v, x.beta, x.lengths, *where, r["k_hat"], *rings, kq, *rest, B, m, s.H, s.HV,
-            s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC, o.dot, o.fold_dot,
-            o.inverse, o.low, replayed, self.keep_d, INTERPRETED, self.early,
-            num_warps=warps, num_stages=stages, **self.launch,
-        )  # fmt: skip
+        rings = [r.get(name, none) for name in ("k_hat", "d", "g", "d_lo", "k", "v", "beta")]
+        for flush, wanted in enumerate((VERIFY,) if replayed else (VERIFY, FLUSH)):
+            rows, warps, stages, shares = self._shape(wanted)
+            ring_verify[(B * s.H * shares,)](
+                *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch, eps, scale,
+                B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
+                triton.next_power_of_2(s.group), shares, o.key, o.dot, o.fold_dot, o.inverse, o.low, o.read_low,
+                replayed, self.keep_d, INTERPRETED, design.exp, flush == 1, self.early,
+                num_warps=warps, num_stages=stages, **self.launch,
+            )  # fmt: skip
 
     def commit(self, accepted: Tensor) -> None:
         """Keep accepted [B] int32 tokens of every window; -1 leaves a slot as it is."""
@@ -197,16 +174,17 @@ class Steps:
         fold_replay[(min(tiles, max(8 * self.units, triton.cdiv(tiles, REPLAYS))),)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
             state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
-            self.BK, rows, in_place, self.design.exp, num_warps=warps,
+            self.BK, rows, in_place, INTERPRETED, self.design.exp, num_warps=warps,
         )  # fmt: skip
 
     def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """Rows, warps, stages and programs: as many as fit, and all with equally many tiles but for one."""
-        most, warps, stages, per = wanted
-        rows = min(most, width(self.state.shape.V))
-        tiles = triton.cdiv(self.state.shape.V, rows) * self.state.shape.HV * self.state.slots
-        rounds = triton.cdiv(tiles, self.units * per)
-        return rows, warps, stages, triton.cdiv(tiles, rounds)
+        """Rows, warps, stages, and programs per window and key head: no more than there are tiles."""
+        most, warps, stages, programs = wanted
+        s = self.state.shape
+        rows = min(most, width(s.V))
+        tiles = triton.cdiv(s.V, rows) * s.group
+        shares = triton.next_power_of_2(triton.cdiv(self.units * programs, self.state.slots * s.H))
+        return rows, warps, stages, min(shares, triton.next_power_of_2(tiles))
 
 
 def check(x: Inputs, state: TritonState, m: int) -> None:
