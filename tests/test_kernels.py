@@ -188,7 +188,7 @@ TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", 
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
 SIZES |= {"BG": 2, "SHARES": 4}
 SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
-SIZES |= {"PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
+SIZES |= {"PDL": True, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
 
 
 def build(kernel, **options):

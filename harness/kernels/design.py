@@ -29,9 +29,8 @@ class TritonState(EmulatedState):
         self.every = torch.arange(self.slots, dtype=torch.int32, device=self.device)
         self.known: tuple[list[int], ...] = ()  # what the device holds
         self.plan = torch.zeros(FIELDS, self.slots, dtype=torch.int32, device=self.device)
-        self.counts = torch.zeros(3, dtype=torch.int32, device=self.device)
-        self.replays = torch.zeros(2, self.slots, dtype=torch.int32, device=self.device)
-        self.routed = False  # whether plan, counts and replays are those of the cursors
+        self.counts = torch.zeros(2, dtype=torch.int32, device=self.device)
+        self.routed = False  # whether plan and counts are those of the cursors
         self.steps: Steps | None = None  # of the windows verified last
 
     def _host(self) -> tuple[list[int], ...]:
@@ -61,7 +60,7 @@ class TritonState(EmulatedState):
     def clone(self) -> TritonState:
         new = super().clone()
         assert isinstance(new, TritonState)
-        for name in ("on_device", "plan", "counts", "replays"):
+        for name in ("on_device", "plan", "counts"):
             setattr(new, name, getattr(self, name).clone())
         new.steps = None
         return new

@@ -5,9 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, columns, decay, dot, folded_tile, over_columns, quotient, tile_of
-from harness.kernels.prepare import weights
-from harness.kernels.window import writes
+from harness.kernels.numbers import as_stored, columns, decay, dot, folded_tile, over_columns, quotient, tile_of, unfolded
+from harness.kernels.prepare import weights, writes
 
 
 @triton.jit
@@ -39,35 +38,48 @@ def fold_product(
 
 @triton.jit
 def fold_replay(
-    C, raw_k, raw_v, ring_g, raw_beta, which, count, slots, lengths, taken, cache_base, out, eps, H, HV,
+    C, raw_k, raw_v, ring_g, raw_beta, slots, lengths, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
     INTERPRETED: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
-    """The same by the recurrence over raw records, one token after the other in registers.
+    """The same by the recurrence over raw records, one token after the other in registers."""
+    tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
+    if slot < 0 or (IN_PLACE and w == 0):
+        return
+    place, inside = folded_tile(slot * HV + hv, tile * BV, V, K, BK, BV)
+    S = unfolded(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), BK, BV)
+    rows, base = tile * BV + tl.arange(0, BV), tl.load(cache_base + slot)
+    S = replayed(
+        S, raw_k, raw_v, ring_g, raw_beta, slot * H + hv // (HV // H), slot * HV + hv, rows, w, base, eps,
+        K, V, L, BK, INTERPRETED, EXP,
+    )  # fmt: skip
+    to, _ = folded_tile((slot if IN_PLACE else i) * HV + hv, tile * BV, V, K, BK, BV)
+    tl.store(out + to, tl.reshape(as_stored(S, out), place.shape), mask=inside)
 
-    which [count[0]] the i that fold, taken [n] those of them that are not idle; programs share out their tiles
-    """
-    TV: tl.constexpr = (V + BV - 1) // BV
-    J: tl.constexpr = min(BK, 32)
-    for j in range(tl.program_id(0), tl.load(count) * HV * TV, tl.num_programs(0)):
-        rows, keys, hv = (j % TV) * BV + tl.arange(0, BV), columns(BK), (j // TV) % HV
-        i = tl.load(which + j // TV // HV).to(tl.int64)
-        slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
-        if tl.load(taken + i) == 0:
-            w = 0
-        if slot >= 0 and (not IN_PLACE or w > 0):
-            base = tl.load(cache_base + slot)
-            place, inside = folded_tile(slot * HV + hv, (j % TV) * BV, V, K, BK, BV)
-            S = tl.reshape(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), (BK // J, BV, J))
-            head, key_head = slot * HV + hv, slot * H + hv // (HV // H)
-            for t in range(w):
-                row = (base + t) & (L - 1)
-                key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
-                value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-                g, beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
-                S, _ = advance(S, key, value, g, beta, eps, INTERPRETED, EXP)
-            to, _ = folded_tile((slot if IN_PLACE else i) * HV + hv, (j % TV) * BV, V, K, BK, BV)
-            tl.store(out + to, as_stored(tl.reshape(S, (BK // J * BV, J)), out), mask=inside)
+
+@triton.jit
+def replayed(
+    S, raw_k, raw_v, ring_g, raw_beta, key_head, head, rows, w, base, eps,
+    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
+):  # fmt: skip
+    """S [I, BV, J], the given rows [BV] of a state, after w records from base on."""
+    keys = columns(BK)
+    last = tl.maximum(w - 1, 0)
+    row = base & (L - 1)
+    some = (keys < K) & (w > 0)
+    key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=some, other=0.0)
+    value = tl.load(raw_v + (head * L + row) * V + rows, mask=(rows < V) & (w > 0), other=0.0)
+    g, beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
+    for t in range(w):
+        # the next token is on its way while this one is worked on
+        row = (base + tl.minimum(t + 1, last)) & (L - 1)
+        next_key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0)
+        next_value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0)
+        next_g, next_beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
+        S, _ = advance(S, key.to(tl.float32), value.to(tl.float32), g, beta, eps, INTERPRETED, EXP)
+        key, value, g, beta = next_key, next_value, next_g, next_beta
+    return S
 
 
 @triton.jit

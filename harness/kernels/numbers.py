@@ -60,12 +60,19 @@ def folded_tile(head, first, V: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     """tile_of for BV rows from `first` on, a row in pieces of 32 columns below each other, [BK / 32 BV, 32].
 
     As they lie so, 8 threads of a warp have a row and not 32, and a sum over K takes 3 exchanges between them, not 5.
-    Loaded like this and reshaped to [BK / 32, BV, 32], as the compilers differ in how they share out three axes.
+    Loaded like this and unfolded after, as compilers differ in how they share out three axes.
     """
     J: tl.constexpr = min(BK, 32)
     at = tl.arange(0, BK // J * BV)
     rows, keys = first + at % BV, (at // BV)[:, None] * J + tl.arange(0, J)[None, :]
     return (head * V + rows)[:, None] * K + keys, (rows < V)[:, None] & (keys < K)
+
+
+@triton.jit
+def unfolded(x, BK: tl.constexpr, BV: tl.constexpr):
+    """A tile as a recurrence holds it, [BK / 32, BV, 32]."""
+    J: tl.constexpr = min(BK, 32)
+    return tl.reshape(x, (BK // J, BV, J))
 
 
 @triton.jit

@@ -26,6 +26,17 @@ def weights(ring_g, row, valid, head, L: tl.constexpr, EXP: tl.constexpr, AXIS: 
 
 
 @triton.jit
+def writes(ring_d, d_lo, row, valid, head, v, V: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr):
+    """d [BV, BC] of a history whose j-th record lies in row[j], zero behind it; v [BV] the rows of the state."""
+    at = (head * L + row)[None, :] * V + v[:, None]
+    inside = valid[None, :] & (v < V)[:, None]
+    d = tl.load(ring_d + at, mask=inside, other=0.0).to(tl.float32)
+    if LOW:
+        d += tl.load(d_lo + at, mask=inside, other=0.0).to(tl.float32)
+    return d
+
+
+@triton.jit
 def on_keys_of(x, BS: tl.constexpr):
     """Of x [2 BS, 2 BS], lanes of k_hat and q_hat in turn both ways: k_hat k_hat' and q_hat k_hat', [BS, BS] each."""
     of_keys, of_queries = tl.split(tl.permute(tl.reshape(x, (BS, 2, BS, 2)), (0, 2, 3, 1)))

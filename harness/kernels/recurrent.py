@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.fold import advance, unit
-from harness.kernels.numbers import as_stored, columns, folded_tile, over_columns, tile_of
+from harness.kernels.numbers import as_stored, columns, folded_tile, over_columns, tile_of, unfolded
 
 
 @triton.jit
@@ -24,9 +24,8 @@ def recurrent_verify(
     if slot < 0 or n == 0:
         return
     rows, keys = tile * BV + tl.arange(0, BV), columns(BK)
-    J: tl.constexpr = min(BK, 32)
     place, inside = folded_tile(slot * HV + hv, tile * BV, V, K, BK, BV)
-    S = tl.reshape(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), (BK // J, BV, J))
+    S = unfolded(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), BK, BV)
     window, mine = (b.to(tl.int64) * H + hv // (HV // H)) * m, (b.to(tl.int64) * HV + hv) * m
     for t in range(n):
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
@@ -38,7 +37,7 @@ def recurrent_verify(
         if KEEP_D:
             tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)
         to, _ = folded_tile((b.to(tl.int64) * m + t) * HV + hv, tile * BV, V, K, BK, BV)
-        tl.store(drafts + to, as_stored(tl.reshape(S, (BK // J * BV, J)), drafts), mask=inside)
+        tl.store(drafts + to, tl.reshape(as_stored(S, drafts), place.shape), mask=inside)
 
 
 @triton.jit

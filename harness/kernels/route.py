@@ -10,15 +10,13 @@ FIELDS = 5  # of a plan: batch row, slot, records to read, base, first new recor
 
 @triton.jit
 def route(
-    slots, write_pos, cache_base, is_flush, plan, counts, replays, B, REPLAYED: tl.constexpr, BLOCK: tl.constexpr,
+    slots, write_pos, cache_base, is_flush, plan, counts, B, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """plan [FIELDS, B] int32: counts[0] batch rows that leave the state alone, then counts[1] that fold it.
 
-    slots [B] int32, a negative one is in neither; cursors [slots] int32. REPLAYED: flagged slots fold before they
-    verify, so none folds while it does; the counts[2] batch rows that do, [B], and their records, [B], are in replays
-    [2, B]. One program.
+    slots [B] int32, a negative one is in neither; cursors [slots] int32. One program.
     """
-    seen, others, folding = 0, 0, 0
+    seen, others = 0, 0
     for FLUSH in tl.static_range(2):
         for first in range(0, B, BLOCK):
             b = first + tl.arange(0, BLOCK)
@@ -27,25 +25,18 @@ def route(
             w = tl.load(write_pos + slot, mask=there, other=0)
             base = tl.load(cache_base + slot, mask=there, other=0)
             flag = tl.load(is_flush + slot, mask=there, other=0)
-            folds = there & (flag != 0) & (w > 0)
-            past = tl.where(folds & REPLAYED, 0, w)
-            mine = there & ((folds & (not REPLAYED)) == (FLUSH == 1))
+            mine = there & (((flag != 0) & (w > 0)) == (FLUSH == 1))
             at = seen + tl.cumsum(mine.to(tl.int32), axis=0) - 1
             tl.store(plan + at, b, mask=mine)
             tl.store(plan + B + at, slot, mask=mine)
-            tl.store(plan + 2 * B + at, past, mask=mine)
+            tl.store(plan + 2 * B + at, w, mask=mine)
             tl.store(plan + 3 * B + at, base, mask=mine)
             tl.store(plan + 4 * B + at, base + w, mask=mine)
             seen += tl.sum(mine.to(tl.int32), axis=0)
-            if REPLAYED and FLUSH == 0:
-                tl.store(replays + folding + tl.cumsum(folds.to(tl.int32), axis=0) - 1, b, mask=folds)
-                tl.store(replays + B + b, w, mask=there)
-                folding += tl.sum(folds.to(tl.int32), axis=0)
         if FLUSH == 0:
             others = seen
             tl.store(counts, seen)
     tl.store(counts + 1, seen - others)
-    tl.store(counts + 2, folding)
 
 
 @triton.jit

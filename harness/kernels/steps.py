@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 BLOCK = 128  # slots a program of the cursor kernels moves
 # rows of a state per tile, warps, stages and the programs a multiprocessor should have at least: the fastest of those
 # measured on an H200 (H 16, HV 32, K = V = 128)
-VERIFY = (32, 2, 3, 4)
-FLUSH = (32, 2, 2, 4)
-RECURRENT = (8, 1)  # rows and warps
-REPLAY, REPLAYS = (16, 1), 4  # and tiles per program where every slot folds: about a quarter does
-FOLD = (32, 4)
+VERIFY = (32, 2, 2, 4)
+FLUSH = (32, 2, 3, 4)
+REPLAY = (16, 1, 2, 4)
+RECURRENT, FOLD, FOLD_REPLAY = (8, 1), (32, 4), (16, 1)  # rows and warps
 
 
 class Inputs(NamedTuple):
@@ -94,8 +93,8 @@ class Steps:
             return
         w, base, flag = state.on_device
         route[(1,)](
-            state.every, w, base, flag, state.plan, state.counts, state.replays, state.slots,
-            self.design.spec.fold == "replay", max(16, min(256, triton.next_power_of_2(state.slots))),
+            state.every, w, base, flag, state.plan, state.counts, state.slots,
+            max(16, min(256, triton.next_power_of_2(state.slots))),
         )  # fmt: skip
 
     def verify(self, x: Inputs) -> None:
@@ -112,18 +111,16 @@ class Steps:
         if not state.routed:
             self.route()
         replayed = design.spec.fold == "replay"
-        if replayed:
-            which, records = state.replays
-            self.replay(which, state.counts[2], state.every, records, x.lengths, state.checkpoint, True)
         r, none = state.records, state.on_device
         rings = [r.get(name, none) for name in ("k_hat", "d", "g", "d_lo", "k", "v", "beta")]
-        for flush, wanted in enumerate((VERIFY,) if replayed else (VERIFY, FLUSH)):
+        # those that fold first: they take longest, and the others fill the gaps
+        for flush, wanted in ((True, REPLAY if replayed else FLUSH), (False, VERIFY)):
             rows, warps, stages, shares = self._shape(wanted)
             ring_verify[(B * s.H * shares,)](
                 *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch, eps, scale,
                 B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
                 triton.next_power_of_2(s.group), shares, o.key, o.dot, o.fold_dot, o.inverse, o.low, o.read_low,
-                replayed, self.keep_d, INTERPRETED, design.exp, flush == 1, self.early,
+                replayed, self.keep_d, INTERPRETED, design.exp, flush, self.early,
                 num_warps=warps, num_stages=stages, **self.launch,
             )  # fmt: skip
 
@@ -154,27 +151,18 @@ class Steps:
         slots = state.every if slots is None else slots
         to = state.checkpoint if out is None else out
         if self.design.spec.fold == "replay":
-            self.replay(state.every, torch.full_like(lengths[:1], len(slots)), slots, lengths, lengths, to, out is None)
+            rows, warps = tile(s.V, FOLD_REPLAY)
+            fold_replay[(triton.cdiv(s.V, rows), len(slots), s.HV)](
+                state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], to,
+                self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows,
+                out is None, INTERPRETED, self.design.exp, num_warps=warps,
+            )  # fmt: skip
             return
         rows, warps = tile(s.V, FOLD)
         fold_product[(triton.cdiv(s.V, rows), len(slots), s.HV)](
             state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
             state.on_device[1], to, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BC, o.fold_dot,
             o.low, out is None, INTERPRETED, self.design.exp, num_warps=warps,
-        )  # fmt: skip
-
-    def replay(
-        self, which: Tensor, count: Tensor, slots: Tensor, lengths: Tensor, taken: Tensor, out: Tensor, in_place: bool
-    ) -> None:
-        """The closed-loop fold: raw records through the recurrence, one after the other."""
-        state, s, r = self.state, self.state.shape, self.state.records
-        rows, warps = tile(s.V, REPLAY)
-        tiles = triton.cdiv(s.V, rows) * s.HV * state.slots
-        # a program per tile where that is few
-        fold_replay[(min(tiles, max(8 * self.units, triton.cdiv(tiles, REPLAYS))),)](
-            state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
-            state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
-            self.BK, rows, in_place, INTERPRETED, self.design.exp, num_warps=warps,
         )  # fmt: skip
 
     def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -9,20 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, dot, tile_of
-from harness.kernels.prepare import prepare
+from harness.kernels.fold import replayed
+from harness.kernels.numbers import as_stored, dot, folded_tile, tile_of, unfolded
+from harness.kernels.prepare import prepare, writes
 from harness.kernels.route import planned
-
-
-@triton.jit
-def writes(ring_d, d_lo, row, valid, head, v, V: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr):
-    """d [BV, BC] of a history whose j-th record lies in row[j], zero behind it; v [BV] the rows of the state."""
-    at = (head * L + row)[None, :] * V + v[:, None]
-    inside = valid[None, :] & (v < V)[:, None]
-    d = tl.load(ring_d + at, mask=inside, other=0.0).to(tl.float32)
-    if LOW:
-        d += tl.load(d_lo + at, mask=inside, other=0.0).to(tl.float32)
-    return d
 
 
 @triton.jit
@@ -88,7 +78,7 @@ def ring_verify(
     FOLD: tl.constexpr, INVERSE: tl.constexpr, LOW: tl.constexpr, READ_LOW: tl.constexpr, RAW: tl.constexpr,
     KEEP_D: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr, FLUSH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The windows that leave the state alone, or with FLUSH those that fold their history first.
+    """The windows that leave the state alone, or with FLUSH those that fold their history first; RAW: by its replay.
 
     Of a window and key head, SHARES programs have every SHARES-th tile of BV rows each.
     q, k [B, H, m, K]; v, out, d_out [B, HV, m, V]; g, beta [B, HV, m] fp32; C [slots, HV, V, K];
@@ -96,9 +86,9 @@ def ring_verify(
     """
     TV: tl.constexpr = (V + BV - 1) // BV
     i, h, share = tl.program_id(0) // SHARES // H, (tl.program_id(0) // SHARES) % H, tl.program_id(0) % SHARES
-    if PDL and not FLUSH:
+    if PDL and FLUSH:
         tl.extra.cuda.gdc_wait()
-        # nobody folds what this reads, so the flush may run beside it
+        # nobody reads what this folds, so the other windows may run beside it
         tl.extra.cuda.gdc_launch_dependents()
     n, verified = 0, tl.load(counts)
     if FLUSH:
@@ -123,23 +113,35 @@ def ring_verify(
         for j in range(share, HV // H * TV, SHARES):
             hv, rows = h * (HV // H) + j // TV, (j % TV) * BV + tl.arange(0, BV)
             head = slot * HV + hv
-            place, inside = tile_of(head, rows, tl.arange(0, BK), V, K)
-            S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
-            d = writes(ring_d, d_lo, row, valid, head, rows, V, L, LOW if FLUSH else READ_LOW)
             of_history, past_decay, to_now, gain, values = prepared(
                 W, total, eG, v, beta, b, hv, n, rows, m, HV, V, BS, BC
             )
-            Wd = d * of_history[None, :]
-            if FLUSH:
-                folded = as_stored(S * past_decay + dot(Wd, hist, FOLD, INTERPRETED), C)
-                tl.store(C + place, folded, mask=inside)
-                on = dot(folded.to(tl.float32), asked, DOT, INTERPRETED)
+            if FLUSH and RAW:
+                place, inside = folded_tile(head, (j % TV) * BV, V, K, BK, BV)
+                S = unfolded(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), BK, BV)
+                S = replayed(
+                    S, raw_k, raw_v, ring_g, raw_beta, slot * H + h, head, rows, past, base, eps,
+                    K, V, L, BK, INTERPRETED, EXP,
+                )  # fmt: skip
+                folded = as_stored(S, C)
+                tl.store(C + place, tl.reshape(folded, place.shape), mask=inside)
+                S = tl.reshape(tl.permute(folded, (1, 0, 2)), (BV, BK)).to(tl.float32)
+                on = dot(S, asked, DOT, INTERPRETED)
             else:
-                on = dot(S, asked, DOT, INTERPRETED) * past_decay + dot(Wd, scores, DOT, INTERPRETED)
+                place, inside = tile_of(head, rows, tl.arange(0, BK), V, K)
+                S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
+                Wd = writes(ring_d, d_lo, row, valid, head, rows, V, L, LOW if FLUSH else READ_LOW)
+                Wd *= of_history[None, :]
+                if FLUSH:
+                    folded = as_stored(S * past_decay + dot(Wd, hist, FOLD, INTERPRETED), C)
+                    tl.store(C + place, folded, mask=inside)
+                    on = dot(folded.to(tl.float32), asked, DOT, INTERPRETED)
+                else:
+                    on = dot(S, asked, DOT, INTERPRETED) * past_decay + dot(Wd, scores, DOT, INTERPRETED)
             finish(
                 on, values, gain, to_now, A, F, b * HV + hv, head, n, first, m, rows, out, d_out, ring_d, d_lo, raw_v,
                 V, L, BV, BS, INVERSE, LOW, RAW, KEEP_D,
             )  # fmt: skip
-    if PDL and FLUSH:
-        # whoever waits for this kernel waits for the windows that do not fold, too
+    if PDL and not FLUSH:
+        # whoever waits for this kernel waits for the windows that fold, too
         tl.extra.cuda.gdc_wait()
