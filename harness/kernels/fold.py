@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, columns, decay, dot, folded_tile, over_columns, quotient, tile_of, unfolded
+from harness.kernels.numbers import (
+    as_stored,
+    columns,
+    decay,
+    dot,
+    folded_tile,
+    over_columns,
+    quotient,
+    tile_of,
+    unfolded,
+)
 from harness.kernels.prepare import weights, writes
 
 

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from harness.kernels.design import Triton, TritonState
 
 BLOCK = 128  # slots a program of the cursor kernels moves
-# rows of a state per tile, warps, stages and the programs a multiprocessor should have at least: the fastest of those
-# measured on an H200 (H 16, HV 32, K = V = 128)
-VERIFY = (32, 2, 2, 4)
-FLUSH = (32, 2, 3, 4)
-REPLAY = (16, 1, 2, 4)
+
+
+class Tiling(NamedTuple):
+    """How a window kernel is shared out: rows of a state per tile, warps, stages, and the programs a multiprocessor
+    should have; where windows and key heads are fewer than that, several programs share the tiles of one.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+    wanted: int
+
+
+# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW: VERIFY for few windows
+VERIFY, FEW = Tiling(32, 1, 2, 3), Tiling(32, 2, 3, 3)
+FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
 RECURRENT, FOLD, FOLD_REPLAY = (8, 1), (32, 4), (16, 1)  # rows and warps
 
 
@@ -113,15 +124,14 @@ class Steps:
         replayed = design.spec.fold == "replay"
         r, none = state.records, state.on_device
         rings = [r.get(name, none) for name in ("k_hat", "d", "g", "d_lo", "k", "v", "beta")]
-        # those that fold first: they take longest, and the others fill the gaps
-        for flush, wanted in ((True, REPLAY if replayed else FLUSH), (False, VERIFY)):
-            rows, warps, stages, shares = self._shape(wanted)
+        for flush, tiling in ((False, VERIFY), (True, REPLAY if replayed else FLUSH)):
+            t, rows, shares = self._shared(tiling)
             ring_verify[(B * s.H * shares,)](
                 *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch, eps, scale,
                 B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
                 triton.next_power_of_2(s.group), shares, o.key, o.dot, o.fold_dot, o.inverse, o.low, o.read_low,
                 replayed, self.keep_d, INTERPRETED, design.exp, flush, self.early,
-                num_warps=warps, num_stages=stages, **self.launch,
+                num_warps=t.warps, num_stages=t.stages, **self.launch,
             )  # fmt: skip
 
     def commit(self, accepted: Tensor) -> None:
@@ -165,14 +175,14 @@ class Steps:
             o.low, out is None, INTERPRETED, self.design.exp, num_warps=warps,
         )  # fmt: skip
 
-    def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """Rows, warps, stages, and programs per window and key head: no more than there are tiles."""
-        most, warps, stages, programs = wanted
-        s = self.state.shape
-        rows = min(most, width(s.V))
-        tiles = triton.cdiv(s.V, rows) * s.group
-        shares = triton.next_power_of_2(triton.cdiv(self.units * programs, self.state.slots * s.H))
-        return rows, warps, stages, min(shares, triton.next_power_of_2(tiles))
+    def _shared(self, t: Tiling) -> tuple[Tiling, int, int]:
+        """How a window kernel is shared out here; rows of a tile, programs per window and key head."""
+        s, heads = self.state.shape, self.state.slots * self.state.shape.H
+        if t is VERIFY and heads < 4 * self.units:
+            t = FEW
+        rows = min(t.rows, width(s.V))
+        shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, heads))
+        return t, rows, min(shares, triton.next_power_of_2(triton.cdiv(s.V, rows) * s.group))
 
 
 def check(x: Inputs, state: TritonState, m: int) -> None:

@@ -85,18 +85,15 @@ def ring_verify(
     rings [slots, heads, L, width]; plan, counts as route made them; W to eG: scratch, as in prepare
     """
     TV: tl.constexpr = (V + BV - 1) // BV
-    i, h, share = tl.program_id(0) // SHARES // H, (tl.program_id(0) // SHARES) % H, tl.program_id(0) % SHARES
-    if PDL and FLUSH:
+    if PDL and not FLUSH:
         tl.extra.cuda.gdc_wait()
-        # nobody reads what this folds, so the other windows may run beside it
+        # no slot both folds and does not, so the flush may run beside this
         tl.extra.cuda.gdc_launch_dependents()
-    n, verified = 0, tl.load(counts)
+    before, count, item = 0, tl.load(counts), tl.program_id(0)
     if FLUSH:
-        i += verified
-        end = verified + tl.load(counts + 1)
-    else:
-        end = verified
-    if i < end:
+        before, count = count, tl.load(counts + 1)
+    n, i, h, share = 0, before + item // SHARES // H, (item // SHARES) % H, item % SHARES
+    if item < count * H * SHARES:
         n = tl.load(lengths + tl.load(plan + i))
     if n > 0:
         b, slot, past, base, first = planned(plan, B, i)
@@ -142,6 +139,6 @@ def ring_verify(
                 on, values, gain, to_now, A, F, b * HV + hv, head, n, first, m, rows, out, d_out, ring_d, d_lo, raw_v,
                 V, L, BV, BS, INVERSE, LOW, RAW, KEEP_D,
             )  # fmt: skip
-    if PDL and not FLUSH:
-        # whoever waits for this kernel waits for the windows that fold, too
+    if PDL and FLUSH:
+        # whoever waits for this kernel waits for the windows that do not fold, too
         tl.extra.cuda.gdc_wait()
