@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.kernels.numbers import as_stored, decay, dot, tile_of
+from harness.kernels.numbers import as_stored, decay, dot, row_sums, tile_of
 from harness.kernels.prepare import weights
 from harness.kernels.window import writes
 
@@ -41,7 +41,7 @@ def fold_product(
 def fold_replay(
     C, raw_k, raw_v, ring_g, raw_beta, which, count, slots, lengths, taken, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
-    EXP: tl.constexpr,
+    EXP: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """The same by the recurrence over raw records, one token after the other in registers.
 
@@ -64,15 +64,15 @@ def fold_replay(
                 key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
                 value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
                 g, beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
-                S, _ = advance(S, key, value, g, beta, eps, EXP)
+                S, _ = advance(S, key, value, g, beta, eps, EXP, STRIDED)
             to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
             tl.store(out + to, as_stored(S, out), mask=inside)
 
 
 @triton.jit
-def advance(S, key, value, g, beta, eps, EXP: tl.constexpr):
-    """S [BV, BK] after one token, and its write d [BV]."""
+def advance(S, key, value, g, beta, eps, EXP: tl.constexpr, STRIDED: tl.constexpr):
+    """S [BV, BK] after one token, and its write d [BV]. STRIDED: the order of the sum S k_hat, as row_sums says."""
     k_hat = key / tl.sqrt(tl.sum(key * key, axis=0) + eps)
     S = S * decay(g, EXP)
-    d = (value - tl.sum(S * k_hat[None, :], axis=1)) * beta
+    d = (value - row_sums(S * k_hat[None, :], STRIDED)) * beta
     return S + d[:, None] * k_hat[None, :], d

@@ -62,6 +62,17 @@ def quotient(x, y, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def row_sums(x, STRIDED: tl.constexpr):
+    """Sums over the columns of x [R, C], C even: all at once, or those of even and of odd columns, then of both."""
+    if STRIDED:
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+        total = tl.sum(even, axis=1) + tl.sum(odd, axis=1)
+    else:
+        total = tl.sum(x, axis=1)
+    return total
+
+
+@triton.jit
 def decay(x, EXP: tl.constexpr):
     """e^x of fp32 log decays: fast, as tl.exp makes it, or rounded once from fp64."""
     if EXP == "rounded":

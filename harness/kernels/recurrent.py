@@ -6,13 +6,14 @@ import triton
 import triton.language as tl
 
 from harness.kernels.fold import advance
-from harness.kernels.numbers import as_stored, tile_of
+from harness.kernels.numbers import as_stored, row_sums, tile_of
 
 
 @triton.jit
 def recurrent_verify(
     q, k, v, g, beta, lengths, slots, out, d_out, C, drafts, eps, scale, m, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP_D: tl.constexpr, EXP: tl.constexpr,
+    STRIDED: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a window token by token from C [slots, HV, V, K]; drafts [B, m, HV, V, K] in C's format.
 
@@ -30,9 +31,9 @@ def recurrent_verify(
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         query = tl.load(q + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(v + (mine + t) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, EXP)
+        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, EXP, STRIDED)
         q_hat = query / tl.sqrt(tl.sum(query * query, axis=0) + eps) * scale
-        o = tl.sum(S * q_hat[None, :], axis=1)
+        o = row_sums(S * q_hat[None, :], STRIDED)
         tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
         if KEEP_D:
             tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)

@@ -115,7 +115,7 @@ class Steps:
             rows, warps = tile(s.V, RECURRENT)
             recurrent_verify[(triton.cdiv(s.V, rows), B, s.HV)](
                 *x, state.every, self.out, self.d, state.checkpoint, self.drafts, eps, scale, m, s.H, s.HV,
-                s.K, s.V, self.BK, rows, self.keep_d, design.exp, num_warps=warps,
+                s.K, s.V, self.BK, rows, self.keep_d, design.exp, o.strided, num_warps=warps,
             )  # fmt: skip
             return
         if not state.routed:
@@ -197,7 +197,7 @@ class Steps:
         fold_replay[(min(tiles, max(8 * self.units, triton.cdiv(tiles, REPLAYS))),)](
             state.checkpoint, r["k"], r["v"], r["g"], r["beta"], which, count, slots, lengths, taken,
             state.on_device[1], out, self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length,
-            self.BK, rows, in_place, self.design.exp, num_warps=warps,
+            self.BK, rows, in_place, self.design.exp, self.design.options.strided, num_warps=warps,
         )  # fmt: skip
 
     def _shape(self, wanted: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
