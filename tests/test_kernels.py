@@ -198,17 +198,19 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from harness.kernels import cursors, fold, prepare, recurrent, route, window
+from harness.kernels import cursors, fold, measure, prepare, recurrent, route, window
 
 B16, F32, I32 = "*bf16", "*fp32", "*i32"
 TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
-TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts"), F32)
+TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "kept"), F32)
+TYPES |= dict.fromkeys(("exact", "found"), "*fp64")
 TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
-TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count", "taken"), I32)
+TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count", "taken", "points"), I32)
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
 SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
-SIZES |= {"STRIDED": False, "PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
+SIZES |= {"STRIDED": False, "HISTORY": True}
+SIZES |= {"PDL": True, "REPLAYED": False, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
 
 
 def build(kernel, **options):
@@ -232,6 +234,10 @@ for strided in (False, True):
     build(fold.fold_replay, EXP="rounded", STRIDED=strided)
     build(recurrent.recurrent_verify, STRIDED=strided)
 build(recurrent.take_draft)
+build(measure.weigh)
+for dot in ("ieee", "tf32", "tf32x3", "bf16"):
+    build(measure.error_sums, DOT=dot, BV=16)
+build(measure.error_sums, DOT="ieee", BV=16, HISTORY=False)
 print("built")
 """
 
