@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from harness.errors import ConfigError, RingError
+from harness.kernels.block import decode
 from harness.kernels.measure import decays
 from harness.kernels.numbers import INTERPRETED
 from harness.kernels.options import options, unsupported
 from harness.kernels.route import FIELDS
 from harness.kernels.steps import Inputs, Steps, check
+from harness.reference.calls import Seen
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState, Verified
 from harness.reference.verify import History
@@ -120,6 +122,21 @@ class Triton(Emulated):
 
         return windows.memo(("triton inputs",), compute)
 
+    def ready(self, state: TritonState, windows: Windows) -> list[Inputs]:
+        """The inputs of every step. Raises RingError where they are not those of the state."""
+        if state.slots != windows.B or windows.g.device != state.checkpoint.device:
+            raise RingError(f"step: windows of {windows.B} slots on {windows.g.device}, "
+                            f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
+        inputs = self.inputs(windows)
+        # all are slices of the same tensors
+        check(inputs[0], state, windows.m)
+        return inputs
+
+    def fused(self, state: EmulatedState, windows: Windows, block: Any, S: Tensor, emit: bool = False) -> Seen:
+        """A block of steps, read against the exact states S [P, B, HV, V, K], by launches alone: as by_calls."""
+        assert isinstance(state, TritonState) and not emit
+        return decode(self, state, windows, block, S)
+
     def verify(self, state: EmulatedState, step: Step) -> Verified:
         """As Emulated.verify; a flagged slot's fold happens in the same pass, on the device."""
         assert isinstance(state, TritonState)
@@ -128,13 +145,9 @@ class Triton(Emulated):
             s = state.shape
             nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
-        if state.slots != step.windows.B or step.windows.g.device != state.checkpoint.device:
-            raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
-                            f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
-        x, m = self.inputs(step.windows)[step.index], step.windows.m
-        check(x, state, m)
+        x = self.ready(state, step.windows)[step.index]
         state.sync()
-        steps = self._steps(state, m)
+        steps = self._steps(state, step.windows.m)
         steps.verify(x)
         state.version += 1
         state.folded = None
