@@ -124,6 +124,24 @@ def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) ->
     assert distance(mine, emulated, 0) <= 2.0**-8
 
 
+@pytest.mark.parametrize("name", ["exact_recurrent", "exact_fold"])
+def test_another_order_of_the_sums_is_another_rounding(name: str) -> None:
+    """Faults: a null arm that is the arm it is held against bit for bit, a column summed twice or left out.
+
+    Both orders: the bound of a kernel in fp32 above, for they are equally legitimate.
+    """
+    initial, ready, accepted = case(1, RINGS[0], shape=EVEN)
+    orders = [PrecisionConfig(products={"recurrent": order}) for order in ("ieee/64", "ieee/64s")]
+    one, other = (run(made(Triton, load(name), RINGS[0], p), initial, ready, accepted) for p in orders)
+    emulated = run(made(Emulated, load(name), RINGS[0]), initial, ready, accepted)
+    tokens = int(accepted.sum(0).max())
+    for part in (1, 2) if name == "exact_recurrent" else (2,):
+        assert not torch.equal(*(torch.cat([x for slot in y for x in slot[part::3]]) for y in (one, other)))
+        assert all(distance(y, emulated, part) <= (tokens + EVEN.K) * U for y in (one, other))
+    if name == "exact_recurrent":
+        assert same(other, run(made(Triton, load("null_arm"), RINGS[0]), initial, ready, accepted))
+
+
 @pytest.mark.parametrize("name", ["chunked_fp32", "exact_fold", "exact_recurrent"])
 def test_rows_outside_a_history_are_not_read(name: str) -> None:
     """Fault: a row behind the history loaded and multiplied by zero."""
@@ -171,24 +189,28 @@ def test_a_design_without_a_kernel_is_refused_by_name() -> None:
             made(Triton, load(name), RingConfig())
     with pytest.raises(ConfigError, match="site gram"):
         made(Triton, load("chunked_fp32"), RingConfig(), PrecisionConfig(sites={"gram": "bf16"}))
+    for name in ("exact_recurrent", "exact_fold"):
+        with pytest.raises(ConfigError, match="product recurrent"):
+            made(Triton, load(name), RingConfig(), PrecisionConfig(products={"recurrent": "tf32"}))
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from harness.kernels import cursors, fold, recurrent, route, window
+from harness.kernels import cursors, fold, measure, recurrent, route, window
 
 B16, F32, I32 = "*bf16", "*fp32", "*i32"
 TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
-TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "W", "total", "A", "F", "eG"), F32)
+TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "kept"), F32)
+TYPES |= dict.fromkeys(("W", "total", "A", "F", "eG", "W_in", "total_in", "W_out", "total_out"), F32)
+TYPES |= dict.fromkeys(("exact", "found"), "*fp64")
 TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
-TYPES |= dict.fromkeys(("plan", "counts", "replays", "folded", "which", "count", "taken"), I32)
+TYPES |= dict.fromkeys(("plan", "counts", "folded", "points"), I32)
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
 SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
-SIZES |= {"BG": 2, "SHARES": 4}
-SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True}
-SIZES |= {"PDL": True, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
+SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True, "HISTORY": True}
+SIZES |= {"BG": 2, "SHARES": 4, "STRIDED": False, "PDL": True, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
 
 
 def build(kernel, **options):
@@ -207,9 +229,14 @@ for dot, inverse in (("ieee", "substitution"), ("bf16", "rhs_solve"), ("tf32", "
 for kernel in (route.route, cursors.advance_cursors, cursors.absorb):
     build(kernel)
 build(fold.fold_product, DOT="tf32x3")
-build(fold.fold_replay, EXP="rounded")
-build(recurrent.recurrent_verify)
+for strided in (False, True):
+    build(fold.fold_replay, EXP="rounded", STRIDED=strided)
+    build(recurrent.recurrent_verify, STRIDED=strided)
 build(recurrent.take_draft)
+build(measure.weigh)
+for dot in ("ieee", "tf32", "tf32x3", "bf16"):
+    build(measure.error_sums, DOT=dot, BV=16)
+build(measure.error_sums, DOT="ieee", BV=16, HISTORY=False)
 print("built")
 """
 

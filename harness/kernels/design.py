@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from harness.errors import ConfigError, RingError
+from harness.kernels.block import decode
+from harness.kernels.measure import decays
 from harness.kernels.numbers import INTERPRETED
 from harness.kernels.options import options, unsupported
 from harness.kernels.route import FIELDS
 from harness.kernels.steps import Inputs, Steps, check
+from harness.reference.calls import Seen
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState, Verified
-from harness.ring import RingSpec
+from harness.reference.verify import History
+from harness.ring import Cursors, RingSpec
+from harness.state import Rows
 from harness.tokens import Shape
 from harness.window import Step, Windows
 
@@ -48,13 +53,17 @@ class TritonState(EmulatedState):
         """The device has just done what the host did."""
         self.known = self._host()
 
-    def widened(self) -> EmulatedState:
-        """The same state on fp64 carriers, for what is read and not decoded."""
+    def widened(self, slots: Sequence[int]) -> EmulatedState:
+        """A state of its own of some slots, on fp64 carriers, for what is read and not decoded."""
         wide = EmulatedState(self.shape, self.spec, 0, (), self.device)
-        wide.slots, wide.cursors, wide.tokens, wide.seed = self.slots, self.cursors, self.tokens, self.seed
-        wide.checkpoint = self.checkpoint.double()
-        wide.records = {name: rows.double() for name, rows in self.records.items()}
-        wide.version, wide.first_head = self.version, self.first_head
+        which = list(slots)
+        wide.slots, wide.version, wide.first_head = len(which), self.version, self.first_head
+        wide.cursors = Cursors(self.spec, len(which))
+        for name in ("write_pos", "cache_base", "is_flush"):
+            setattr(wide.cursors, name, [getattr(self.cursors, name)[s] for s in which])
+        wide.tokens, wide.seed = [self.tokens[s] for s in which], [self.seed[s] for s in which]
+        wide.checkpoint = self.checkpoint[which].double()
+        wide.records = {name: rows[which].double() for name, rows in self.records.items()}
         return wide
 
     def clone(self) -> TritonState:
@@ -112,6 +121,21 @@ class Triton(Emulated):
 
         return windows.memo(("triton inputs",), compute)
 
+    def ready(self, state: TritonState, windows: Windows) -> list[Inputs]:
+        """The inputs of every step. Raises RingError where they are not those of the state."""
+        if state.slots != windows.B or windows.g.device != state.checkpoint.device:
+            raise RingError(f"step: windows of {windows.B} slots on {windows.g.device}, "
+                            f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
+        inputs = self.inputs(windows)
+        # all are slices of the same tensors
+        check(inputs[0], state, windows.m)
+        return inputs
+
+    def fused(self, state: EmulatedState, windows: Windows, block: Any, S: Tensor, emit: bool = False) -> Seen:
+        """A block of steps, read against the exact states S [P, B, HV, V, K], by launches alone: as by_calls."""
+        assert isinstance(state, TritonState) and not emit
+        return decode(self, state, windows, block, S)
+
     def verify(self, state: EmulatedState, step: Step) -> Verified:
         """As Emulated.verify; a flagged slot's fold happens in the same pass, on the device."""
         assert isinstance(state, TritonState)
@@ -120,13 +144,9 @@ class Triton(Emulated):
             s = state.shape
             nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
-        if state.slots != step.windows.B or step.windows.g.device != state.checkpoint.device:
-            raise RingError(f"step: windows of {step.windows.B} slots on {step.windows.g.device}, "
-                            f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
-        x, m = self.inputs(step.windows)[step.index], step.windows.m
-        check(x, state, m)
+        x = self.ready(state, step.windows)[step.index]
         state.sync()
-        steps = self._steps(state, m)
+        steps = self._steps(state, step.windows.m)
         steps.verify(x)
         state.version += 1
         state.folded = None
@@ -161,7 +181,20 @@ class Triton(Emulated):
         assert isinstance(state, TritonState)
         if which == "kept":
             return super().read(state, which, slots).double()
-        return super().read(state.widened(), which, slots)
+        state.cursors.idle(slots, "read")
+        return super().read(state.widened(slots), which, range(len(slots)))
+
+    def _history(self, state: EmulatedState, rows: Rows) -> History:
+        # the device rounds W d to fp32 before a product rounds it to its own format
+        h = super()._history(state, rows)
+        return h._replace(d=(h.d * h.W).float().double(), W=torch.ones_like(h.W))
+
+    def _decays(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """As Emulated's, but by the kernels' own sum and exponential."""
+        g = rows.state.records["g"][list(rows.slots)].float()
+        base = [rows.state.cursors.cache_base[slot] for slot in rows.slots]
+        W, total = decays(g, rows.lengths, base, self.exp)
+        return W[..., : rows.count].double(), total[..., None].double()
 
     def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
         assert isinstance(state, TritonState)

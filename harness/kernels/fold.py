@@ -50,7 +50,7 @@ def fold_product(
 def fold_replay(
     C, raw_k, raw_v, ring_g, raw_beta, slots, lengths, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
-    INTERPRETED: tl.constexpr, EXP: tl.constexpr,
+    INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """The same by the recurrence over raw records, one token after the other in registers."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -62,7 +62,7 @@ def fold_replay(
     rows, base = tile * BV + tl.arange(0, BV), tl.load(cache_base + slot)
     S = replayed(
         S, raw_k, raw_v, ring_g, raw_beta, slot * H + hv // (HV // H), slot * HV + hv, rows, w, base, eps,
-        K, V, L, BK, INTERPRETED, EXP,
+        K, V, L, BK, INTERPRETED, EXP, STRIDED,
     )  # fmt: skip
     to, _ = folded_tile((slot if IN_PLACE else i) * HV + hv, tile * BV, V, K, BK, BV)
     tl.store(out + to, tl.reshape(as_stored(S, out), place.shape), mask=inside)
@@ -72,6 +72,7 @@ def fold_replay(
 def replayed(
     S, raw_k, raw_v, ring_g, raw_beta, key_head, head, rows, w, base, eps,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
+    STRIDED: tl.constexpr,
 ):  # fmt: skip
     """S [I, BV, J], the given rows [BV] of a state, after w records from base on."""
     keys = columns(BK)
@@ -87,7 +88,7 @@ def replayed(
         next_key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0)
         next_value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0)
         next_g, next_beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
-        S, _ = advance(S, key.to(tl.float32), value.to(tl.float32), g, beta, eps, INTERPRETED, EXP)
+        S, _ = advance(S, key.to(tl.float32), value.to(tl.float32), g, beta, eps, INTERPRETED, EXP, STRIDED)
         key, value, g, beta = next_key, next_value, next_g, next_beta
     return S
 
@@ -100,9 +101,9 @@ def unit(key, eps, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def advance(S, key, value, g, beta, eps, INTERPRETED: tl.constexpr, EXP: tl.constexpr):
-    """S [I, BV, J] after one token of raw key [I, J], and its write d [BV]."""
+def advance(S, key, value, g, beta, eps, INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr):
+    """S [I, BV, J] after one token of raw key [I, J], and its write d [BV]. STRIDED: as over_columns says."""
     k_hat = unit(key, eps, INTERPRETED)
     S = S * decay(g, EXP)
-    d = (value - over_columns(S * k_hat)) * beta
+    d = (value - over_columns(S * k_hat, STRIDED)) * beta
     return S + d[None, :, None] * k_hat, d

@@ -76,9 +76,14 @@ def unfolded(x, BK: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def over_columns(x):
-    """Sum of x [I, BV, J] over the columns of every row, [BV]."""
-    return tl.sum(tl.sum(x, axis=0), axis=1)
+def over_columns(x, STRIDED: tl.constexpr):
+    """Sum of x [I, BV, J] over the columns of every row, [BV]; STRIDED: of the even and the odd ones, then of both."""
+    if STRIDED:
+        even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] // 2, 2)))
+        total = tl.sum(tl.sum(even, axis=0), axis=1) + tl.sum(tl.sum(odd, axis=0), axis=1)
+    else:
+        total = tl.sum(tl.sum(x, axis=0), axis=1)
+    return total
 
 
 @triton.jit

@@ -18,7 +18,8 @@ COVERED = ("state_operand", "history_score", "history_d", "fold_d", "fold_k")
 
 @dataclass(frozen=True)
 class Options:
-    """What the kernels compile in. formats: field -> torch.dtype, `checkpoint` and `output` among them."""
+    """What the kernels compile in. formats: field -> torch.dtype, `checkpoint` and `output` among them;
+    strided: a recurrence sums even and odd columns apart."""
 
     key: str
     dot: str
@@ -26,6 +27,7 @@ class Options:
     inverse: str
     low: bool
     read_low: bool
+    strided: bool
     formats: tuple[tuple[str, torch.dtype], ...]
 
 
@@ -51,6 +53,8 @@ def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
         return "site store_k_hat has one part in every kernel"
     if str(s.key) not in ("fp32", "bf16"):
         return f"site key is fp32 or bf16 in every kernel, not {s.key}"
+    if (spec.verify == "tokens" or spec.fold == "replay") and plain(d.recurrent) != "ieee":
+        return "product recurrent is ieee in every kernel"
     if spec.verify == "tokens":
         if spec.fold != "snapshot":
             return "a token pass that replays has no kernel"
@@ -73,7 +77,7 @@ def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
 
 
 def plain(dot: Dot) -> str | None:
-    """The precision a product is named by, its blocks aside."""
+    """The precision a product is named by, its blocks aside: a kernel sums in the order its compiler takes."""
     return next((n for n, x in DOTS.items() if (x.left, x.right, x.accumulate, x.x3) == (
         dot.left, dot.right, dot.accumulate, dot.x3)), None)  # fmt: skip
 
@@ -92,5 +96,6 @@ def options(spec: VariantSpec, a: Arithmetic) -> Options:
         spec.inverse,
         low,
         low and spec.history_read == "sum",
+        a.dots.recurrent.strided,
         tuple(formats.items()),
     )

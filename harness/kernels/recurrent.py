@@ -13,7 +13,7 @@ from harness.kernels.numbers import as_stored, columns, folded_tile, over_column
 def recurrent_verify(
     q, k, v, g, beta, lengths, slots, out, d_out, C, drafts, eps, scale, m, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, KEEP_D: tl.constexpr,
-    INTERPRETED: tl.constexpr, EXP: tl.constexpr,
+    INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a window token by token from C [slots, HV, V, K]; drafts [B, m, HV, V, K] in C's format.
 
@@ -31,8 +31,8 @@ def recurrent_verify(
         key = tl.load(k + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         query = tl.load(q + (window + t) * K + keys, mask=keys < K, other=0.0).to(tl.float32)
         value = tl.load(v + (mine + t) * V + rows, mask=rows < V, other=0.0).to(tl.float32)
-        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, INTERPRETED, EXP)
-        o = over_columns(S * (unit(query, eps, INTERPRETED) * scale))
+        S, d = advance(S, key, value, tl.load(g + mine + t), tl.load(beta + mine + t), eps, INTERPRETED, EXP, STRIDED)
+        o = over_columns(S * (unit(query, eps, INTERPRETED) * scale), STRIDED)
         tl.store(out + (mine + t) * V + rows, as_stored(o, out), mask=rows < V)
         if KEEP_D:
             tl.store(d_out + (mine + t) * V + rows, d, mask=rows < V)

@@ -116,7 +116,7 @@ class Steps:
             rows, warps = tile(s.V, RECURRENT)
             recurrent_verify[(triton.cdiv(s.V, rows), B, s.HV)](
                 *x, state.every, self.out, self.d, state.checkpoint, self.drafts, eps, scale, m, s.H, s.HV,
-                s.K, s.V, self.BK, rows, self.keep_d, INTERPRETED, design.exp, num_warps=warps,
+                s.K, s.V, self.BK, rows, self.keep_d, INTERPRETED, design.exp, o.strided, num_warps=warps,
             )  # fmt: skip
             return
         if not state.routed:
@@ -130,7 +130,7 @@ class Steps:
                 *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch, eps, scale,
                 B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
                 triton.next_power_of_2(s.group), shares, o.key, o.dot, o.fold_dot, o.inverse, o.low, o.read_low,
-                replayed, self.keep_d, INTERPRETED, design.exp, flush, self.early,
+                replayed, self.keep_d, INTERPRETED, design.exp, o.strided, flush, self.early,
                 num_warps=t.warps, num_stages=t.stages, **self.launch,
             )  # fmt: skip
 
@@ -165,7 +165,7 @@ class Steps:
             fold_replay[(triton.cdiv(s.V, rows), len(slots), s.HV)](
                 state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], to,
                 self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows,
-                out is None, INTERPRETED, self.design.exp, num_warps=warps,
+                out is None, INTERPRETED, self.design.exp, o.strided, num_warps=warps,
             )  # fmt: skip
             return
         rows, warps = tile(s.V, FOLD)

@@ -76,7 +76,8 @@ def ring_verify(
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BS: tl.constexpr,
     BC: tl.constexpr, BG: tl.constexpr, SHARES: tl.constexpr, KEY: tl.constexpr, DOT: tl.constexpr,
     FOLD: tl.constexpr, INVERSE: tl.constexpr, LOW: tl.constexpr, READ_LOW: tl.constexpr, RAW: tl.constexpr,
-    KEEP_D: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr, FLUSH: tl.constexpr, PDL: tl.constexpr,
+    KEEP_D: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr,
+    FLUSH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The windows that leave the state alone, or with FLUSH those that fold their history first; RAW: by its replay.
 
@@ -118,7 +119,7 @@ def ring_verify(
                 S = unfolded(tl.load(C + place, mask=inside, other=0.0).to(tl.float32), BK, BV)
                 S = replayed(
                     S, raw_k, raw_v, ring_g, raw_beta, slot * H + h, head, rows, past, base, eps,
-                    K, V, L, BK, INTERPRETED, EXP,
+                    K, V, L, BK, INTERPRETED, EXP, STRIDED,
                 )  # fmt: skip
                 folded = as_stored(S, C)
                 tl.store(C + place, tl.reshape(folded, place.shape), mask=inside)
