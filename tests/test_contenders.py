@@ -16,7 +16,7 @@ from harness.ring import RingSpec
 from harness.timing import Row, bandwidths, measure, rotated, sets_needed, spread
 from harness.tokens import Shape
 from harness.traffic import Moved, Traffic, of_design
-from harness.variants import load
+from harness.variants import CONFIGS, load
 from harness.workload import SETTLE, flush_length, trace, unflagged
 
 LAYER = Shape(16, 32, 128, 128)
@@ -216,9 +216,12 @@ def test_head_counts():
     validate(Config(bench=BenchConfig(parts=["harness"])))
 
 
-def test_the_two_references_are_always_timed_and_the_rest_named():
+def test_the_two_references_are_always_timed_and_the_rest_named(tmp_path):
     """Fault: ratios without their denominator because a user asked for one variant; a variant dropped silently."""
-    made, left_out = kernels.contenders(Config(variants=["chunked_tf32", "null_arm", "compensated_fold"]), "cpu")
-    assert [d.spec.name for d in made] == ["exact_recurrent", "exact_fold", "chunked_tf32"]
-    assert left_out["null_arm"] == "the kernel is that of exact_recurrent"
+    shorter = tmp_path / "shorter.yaml"
+    shorter.write_text((CONFIGS / "variant" / "exact_recurrent.yaml").read_text().replace("ieee/64", "ieee/32"))
+    variants = ["chunked_tf32", "null_arm", str(shorter), "compensated_fold"]
+    made, left_out = kernels.contenders(Config(variants=variants), "cpu")
+    assert [d.spec.name for d in made] == ["exact_recurrent", "exact_fold", "chunked_tf32", "null_arm"]
+    assert left_out[str(shorter)] == "the kernel is that of exact_recurrent"
     assert left_out["compensated_fold"].startswith("site store_k_hat")

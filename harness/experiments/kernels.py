@@ -99,7 +99,7 @@ def contenders(config: Config, device: str = "cuda") -> tuple[list[Any], dict[st
         if why := unsupported(spec, arithmetic):
             left_out[name] = why
             continue
-        # two declarations may compile to one kernel, as the null arm does: its other order of sums is the emulation's
+        # two declarations may compile to one kernel: how many products a block of a sum has is the emulation's
         compiled = (options(spec, arithmetic), spec.verify, spec.fold, spec.ring(config.ring))
         if compiled in first:
             left_out[name] = f"the kernel is that of {first[compiled]}"

@@ -18,7 +18,7 @@ from harness.kernels.prepare import weights
 from harness.kernels.steps import Steps, tile, width
 
 SUMS = 6  # of a tile: squares of served - exact, kept - exact, exact; largest magnitudes of the three
-READ = (16, 4)  # rows of a state per program, and warps
+READ = (16, 8)  # rows of a state per program, and warps: 64 registers, none spilled
 
 
 @triton.jit

@@ -96,6 +96,6 @@ def options(spec: VariantSpec, a: Arithmetic) -> Options:
         spec.inverse,
         low,
         low and spec.history_read == "sum",
-        a.dots.recurrent.strided,
+        a.dots.recurrent.strided and (spec.verify == "tokens" or spec.fold == "replay"),
         tuple(formats.items()),
     )
