@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,13 +35,23 @@ class Event:
     tokens: list[int]
 
 
+class Grid(NamedTuple):
+    """The grid points of a block, [n] each, by steps and then by slots: the order of its rows."""
+
+    step: np.ndarray
+    slot: np.ndarray
+    point: np.ndarray  # which of its slot's it is
+    flush: np.ndarray
+    begin: np.ndarray  # committed tokens at the slot's grid point before
+    tokens: np.ndarray
+
+
 @dataclass
 class Pieces:
     """The committed tokens between a block's grid points, slot by slot, for the oracle."""
 
     windows: Windows  # [P, B]: the p-th piece of every slot, of at most PIECE tokens; none is left out between two
     points: np.ndarray  # [P, B] the slot's grid point that the piece ends at, or -1
-    spans: list[list[tuple[int, int]]]  # per slot, where each of its intervals lies in the pieces' tokens
 
 
 @dataclass
@@ -55,21 +65,18 @@ class Block(Course):
     memo: dict[Any, Any] = field(default_factory=dict)  # what designs on equal rings share
 
     @cached_property
-    def ends(self) -> list[list[int]]:
-        """Per slot, the steps after which it has a grid point."""
-        ends: list[list[int]] = [[] for _ in range(self.t.shape[1])]
-        for event in self.events:
-            for slot in event.slots:
-                ends[slot].append(event.step)
-        return ends
-
-    @cached_property
     def points(self) -> np.ndarray:
         """[W, B] which of its slot's grid points in this block a step ends at, or -1."""
-        points = np.full(self.t.shape, -1)
-        for b, steps in enumerate(self.ends):
-            points[steps, b] = range(len(steps))
-        return points
+        at = np.zeros(self.t.shape, dtype=bool)
+        for event in self.events:
+            at[event.step, event.slots] = True
+        return np.where(at, at.cumsum(0) - 1, -1)
+
+    @cached_property
+    def grid(self) -> Grid:
+        step, slot = np.nonzero(self.points >= 0)
+        rest = ([x for e in self.events for x in getattr(e, name)] for name in ("flush", "begin", "tokens"))
+        return Grid(step, slot, self.points[step, slot], *(np.array(x, dtype=np.int64) for x in rest))
 
     def windows(self, stream: Stream, shape: Shape) -> Windows:
         """The windows of every step: committed tokens of the stream, then junk in the rejected lanes."""
@@ -96,25 +103,31 @@ class Block(Course):
         """None where the block has no grid point."""
         if not self.events:
             return None
-        B = self.t.shape[1]
-        cuts: list[list[tuple[int, int, int]]] = [[] for _ in range(B)]  # begin, size, grid point
-        spans: list[list[tuple[int, int]]] = [[] for _ in range(B)]
-        for event in self.events:
-            for b, begin, end in zip(event.slots, event.begin, event.tokens, strict=True):
-                origin = cuts[b][0][0] if cuts[b] else begin
-                for t in range(begin, end, PIECE):
-                    cuts[b].append((t, min(end - t, PIECE), len(spans[b]) if t + PIECE >= end else -1))
-                spans[b].append((begin - origin, end - origin))
-        P = max(map(len, cuts))
-        begins, sizes, points = (np.array([[x[i] for x in c] + [o] * (P - len(c)) for c in cuts]).T.copy()
-                                 for i, o in enumerate((0, 0, -1)))  # fmt: skip
-        origin = begins[0]
+        B, grid = self.t.shape[1], self.grid
+        # slot by slot, each interval in its cuts
+        order = np.argsort(grid.slot, kind="stable")
+        first = grid.point == 0
+        # a slot without a piece asks for no tokens that the others do not
+        origin = np.full(B, grid.begin[first].min())
+        origin[grid.slot[first]] = grid.begin[first]
+        count = -(-(grid.tokens - grid.begin) // PIECE)[order]
+        of, cut = np.repeat(order, count), within(count)
+        owner, begin = grid.slot[of], grid.begin[of] + cut * PIECE
+        piece = within(np.bincount(owner, minlength=B))
+        begins, sizes, points = (np.full((piece.max() + 1, B), empty) for empty in (0, 0, -1))
+        begins[piece, owner], sizes[piece, owner] = begin, np.minimum(grid.tokens[of] - begin, PIECE)
+        points[piece, owner] = np.where(grid.tokens[of] - begin <= PIECE, grid.point[of], -1)
         run = stream.tokens(torch.from_numpy(origin), int((begins + sizes - origin).max()))
         lane = np.arange(sizes.max())
         offset = (begins - origin)[..., None] + lane
         at = torch.from_numpy(np.where(lane < sizes[..., None], offset, 0))
         slot = torch.arange(B)[None, :, None]
-        return Pieces(Windows(run.map(lambda x: x[slot, at]), sizes, shape), points, spans)
+        return Pieces(Windows(run.map(lambda x: x[slot, at]), sizes, shape), points)
+
+
+def within(sizes: np.ndarray) -> np.ndarray:
+    """0..size-1 for every size, one after the other."""
+    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
 
 
 class Schedule:
