@@ -32,9 +32,10 @@ class Course:
         """Committed tokens per slot [B], and the step and lane of each of them, [B, T], zero behind a slot's last."""
         counts = self.accepted.sum(0)
         step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
-        inside = np.arange(self.accepted.max()) < self.accepted[..., None]
-        for b, n in enumerate(counts):
-            step[b, :n], lane[b, :n] = np.nonzero(inside[:, b])
+        inside = np.arange(self.accepted.max()) < self.accepted.T[..., None]
+        b, *found = np.nonzero(inside)
+        at = b, np.arange(len(b)) - (counts.cumsum() - counts)[b]
+        step[at], lane[at] = found
         return counts, step, lane
 
 
