@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.arithmetic import Conventions
 from harness.arms import Arm, decode_block
-from harness.conditioning import conditioning, has_operator, inner
+from harness.conditioning import Found, begin_conditioning, begin_inner, has_operator
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs, oracle_engine
@@ -39,6 +39,15 @@ BLOCK_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can s
 
 
 @dataclass
+class Begun:
+    """What is found out about small matrices, on a device beside its work: call to have it."""
+
+    windows: Found  # conditioning of every window
+    pieces: Found | None  # and of every interval, where each is one piece
+    inner: dict[str, Found]  # by design
+
+
+@dataclass
 class Now:
     """A block at work, and what every design is read against."""
 
@@ -47,6 +56,7 @@ class Now:
     pieces: Pieces | None
     intervals: Intervals
     keys: dict[str, np.ndarray]
+    begun: Begun
 
 
 class Runner:
@@ -80,10 +90,12 @@ class Runner:
         for block in schedule.blocks(self.block_steps):
             windows = block.windows(self.stream, self.shape)
             pieces = block.pieces(self.stream, self.shape)
+            begun = self._begin(windows, pieces, arms)
             truth = {c: self._truth(oracle, pieces) for c, oracle in oracles.items()}
             intervals = Intervals(left, block, self.stream.device)
             left = intervals.left
-            now = Now(block, windows, pieces, intervals, self._keys(block, next(iter(truth.values()))))
+            keys = self._keys(block, next(iter(truth.values())))
+            now = Now(block, windows, pieces, intervals, keys, begun)
             # first of all, as it leaves products behind that others share
             rows = [self._arm_rows(now, arm, truth[arm.reference]) for arm in arms]
             rows.insert(0, self._oracle_rows(now, oracle_since))
@@ -127,6 +139,18 @@ class Runner:
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
+    def _begin(self, windows: Windows, pieces: Pieces | None, arms: list[Arm]) -> Begun:
+        # an interval longer than one piece has no matrix of its own here
+        whole = pieces is not None and ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
+        inner = {}
+        for arm in arms:
+            spec, a = arm.design.spec, arm.design.arithmetic
+            if has_operator(spec.verify, "product", spec.inverse):
+                operator = has_operator(spec.verify, spec.fold, spec.inverse)
+                inner[arm.name] = begin_inner(windows, a, spec.inverse, operator)
+        intervals = begin_conditioning(pieces.windows) if pieces is not None and whole else None
+        return Begun(begin_conditioning(windows), intervals, inner)
+
     def _truth(self, oracle: Oracle, pieces: Pieces | None) -> Truth:
         if pieces is None:
             nothing = oracle.S[:, :0, :, 0]
@@ -151,17 +175,16 @@ class Runner:
 
     def _oracle_rows(self, now: Now, since: SinceLast) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
-        block, pieces = now.block, now.pieces
-        worst = since.add(conditioning(now.windows), block.lengths > 0, block.points)
-        if pieces is None:
+        block, begun = now.block, now.begun
+        worst = since.add(begun.windows(), block.lengths > 0, block.points)
+        if now.pieces is None:
             return None
         rows: dict[str, Any] = dict(now.keys)
         rows |= dict(zip(names, flat(worst).T, strict=True))
         rows["backend"] = np.full(len(rows["slot"]), "fp64", dtype=object)
-        # an interval longer than one piece has no matrix of its own here: recorded as not computed
-        whole = ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
-        inside = flat(conditioning(pieces.windows)[block.grid.point, block.grid.slot]) if whole else None
+        inside = flat(begun.pieces()[block.grid.point, block.grid.slot]) if begun.pieces else None
         for i, name in enumerate(names):
+            # masked: not computed
             rows[f"interval_{name}"] = np.ma.masked_all(len(rows["slot"])) if inside is None else inside[:, i]
         return "oracle", rows
 
@@ -169,7 +192,10 @@ class Runner:
         before = arm.state.clone()
         seen = decode_block(arm.design, arm.state, now.windows, now.block, truth.S)
         tokens = arm.token_errors(seen, truth, now.intervals)
-        inner = self._inner(now, arm)
+        inner = None
+        if arm.name in now.begun.inner:
+            # worst since the last grid point
+            inner = arm.since.add(now.begun.inner[arm.name](), now.block.lengths > 0, now.block.points)
         if now.pieces is None:
             return None
         rows: dict[str, Any] = dict(now.keys)
@@ -185,14 +211,6 @@ class Runner:
             rows |= dict(zip(INNER, flat(inner).T, strict=False))
         rows["nonfinite_stage"] = self._stages(now, arm, before, rows)
         return arm.name, rows
-
-    def _inner(self, now: Now, arm: Arm) -> np.ndarray | None:
-        """Worst of INNER since the last grid point, [n, HV, 1 or 3], as far as the design has an inverse to look at."""
-        spec, a = arm.design.spec, arm.design.arithmetic
-        if not has_operator(spec.verify, "product", spec.inverse):
-            return None
-        values = inner(now.windows, a, spec.inverse, has_operator(spec.verify, spec.fold, spec.inverse))
-        return arm.since.add(values, now.block.lengths > 0, now.block.points)
 
     def _stages(self, now: Now, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
         """First non-finite site of every row, None where all is finite; found by running the block again."""
