@@ -15,6 +15,7 @@ from harness.reference.calls import Seen, Truth, by_calls
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState
 from harness.schedule import Block
+from harness.tokens import on_device
 from harness.window import Windows
 
 
@@ -52,20 +53,24 @@ def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block
     B = state.slots
     errors = np.empty((B, block.most, state.shape.HV, 4))
     history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
+    looks: list[Tensor] = []
 
     def look(i: int) -> None:
         slots = np.flatnonzero(block.points[i] >= 0).tolist()
         if not slots:
             return
         points, cursors = block.points[i, slots], state.cursors
-        exact = S[torch.from_numpy(points), torch.tensor(slots)]
+        point, slot = on_device(S.device, points, np.array(slots))
+        exact = S[point, slot]
         served = design.read(state, "served", slots)
         first = state_errors(served, exact)
         kept = design.read(state, "kept", slots)
-        second = first if kept is served else state_errors(kept, exact)
-        errors[slots, points] = torch.cat((first, second), -1).cpu().numpy()
+        looks.append(torch.cat((first, first if kept is served else state_errors(kept, exact)), -1))
         history[slots, points] = [cursors.write_pos[s] for s in slots]
         folded[slots, points] = [cursors.is_flush[s] or cursors.write_pos[s] == 0 for s in slots]
 
     o, d = by_calls(design, state, windows, block, look)
+    if looks:
+        step, slot = np.nonzero(block.points >= 0)
+        errors[slot, block.points[step, slot]] = torch.cat(looks).cpu().numpy()
     return Seen(o, d, errors, history, folded)

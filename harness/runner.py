@@ -162,15 +162,17 @@ class Runner:
     def _keys(self, block: Block, truth: Truth) -> dict[str, np.ndarray]:
         """What every design's rows begin with: by steps, then by slots, then by heads."""
         HV, grid = self.shape.HV, block.grid
-        some = truth.S[..., 0, :].any(-1)
-        if not some.all():
-            some = truth.S.flatten(-2).any(-1)
+        # one row of a state tells nearly always
+        for rows in (truth.S[..., :1, :], truth.S):
+            some = rows.flatten(-2).any(-1).cpu().numpy()[grid.point, grid.slot]
+            if some.all():
+                break
         return {
             "slot": np.repeat(grid.slot, HV),
             "head": np.tile(np.arange(self.first_head, self.first_head + HV), len(grid.slot)),
             "flush": np.repeat(grid.flush, HV),
             "tokens": np.repeat(grid.tokens, HV),
-            "zero_state": ~some.cpu().numpy()[grid.point, grid.slot].reshape(-1),
+            "zero_state": ~some.reshape(-1),
         }
 
     def _oracle_rows(self, now: Now, since: SinceLast) -> Rows | None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.reference.state import EmulatedState
+from harness.tokens import on_device
 from harness.window import Step, Windows
 
 
@@ -79,5 +80,5 @@ def committed(results: list[Any], name: str, block: Course) -> Tensor:
     # a token pass stops at the last accepted lane
     parts = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in parts]
     _, step, lane = block.committed
-    at = [torch.from_numpy(x).to(parts[0].device) for x in (step, np.arange(len(step))[:, None], lane)]
+    at = on_device(parts[0].device, step, np.arange(len(step))[:, None], lane)
     return torch.stack(parts).permute(0, 1, 4, 2, 3)[at[0], at[1], at[2]]
