@@ -35,7 +35,9 @@ from harness.window import Step, Windows
 Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
-BLOCK_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+CACHE_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+# of all that a block holds on a device, where more steps share one bookkeeping: little beside the states and tokens
+DEVICE_BYTES = 4 << 30
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Runner:
         self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}
         self.oracle_engine = oracle_engine(config, device)
-        self.block_steps = steps or block_steps(config, count)
+        self.block_steps = steps or block_steps(config, count, device)
 
     def _reference(self, design: Emulated) -> Conventions:
         return design.arithmetic.conventions if self.config.reference == "own" else Conventions()
@@ -234,7 +236,13 @@ def flat(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1, *x.shape[2:])
 
 
-def block_steps(config: Config, heads: int) -> int:
+def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     """Steps decoded between two rounds of bookkeeping, for a share of so many key heads."""
-    step = config.decode.slots * config.decode.window * heads * config.model.key_dim * 16
-    return int(np.clip(BLOCK_BYTES // step, 1, 256))
+    model, lanes = config.model, config.decode.slots * config.decode.window
+    keys = lanes * heads * model.key_dim * 2
+    if device == "cpu":
+        return int(np.clip(CACHE_BYTES // (8 * keys), 1, 256))
+    rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
+    # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
+    step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
+    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 64))

@@ -15,7 +15,7 @@ from helpers import decode, design, recurrence, windows
 from harness.config import AcceptanceConfig, Config, DecodeConfig, ModelConfig, PrecisionConfig, RingConfig
 from harness.decode import Stream
 from harness.metrics import state_errors
-from harness.runner import Runner
+from harness.runner import Runner, block_steps
 from harness.tokens import Shape
 
 TINY = ModelConfig("tiny", key_heads=2, value_heads=6, key_dim=24, value_dim=40, rows=None)
@@ -148,6 +148,20 @@ def test_blocks_are_bookkeeping(steps: int) -> None:
     # singular values of a batch may depend on its size in the last digits; rounded designs may not in any
     alike({"oracle": whole.pop("oracle")}, {"oracle": parts.pop("oracle")}, rtol=1e-12)
     alike(whole, parts, columns=(*ERRORS, "slot", "head", "flush", "tokens", "history", "folded", "nonfinite_stage"))
+
+
+def test_a_block_fills_a_cache_or_a_share_of_a_device() -> None:
+    """Faults: blocks of a step on a device, which pay the bookkeeping in each; a block that a device cannot hold."""
+    model = ModelConfig("layer", key_heads=16, value_heads=32, key_dim=128, value_dim=128, rows=None)
+
+    def steps(slots: int, device: str) -> int:
+        return block_steps(Config(model=model, decode=DecodeConfig(slots=slots)), 16, device)
+
+    assert steps(64, "cuda") == 32
+    # exact states of the grid points alone are 64 MiB a step
+    assert steps(64, "cuda") * 64 << 20 < 4 << 30
+    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (64, 1)
+    assert (steps(1, "cpu"), steps(64, "cpu")) == (64, 1)
 
 
 def test_shares_of_the_heads_are_the_whole() -> None:
