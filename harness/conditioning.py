@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot
 from harness.reference.inverse import INVERSES
+from harness.tokens import on_cpu
 from harness.window import Windows
 
 EXACT = Arithmetic()
@@ -38,7 +39,7 @@ def begin_conditioning(windows: Windows, a: Arithmetic = EXACT) -> Found:
     """Begin `conditioning`: on a device at once, so that it decodes while the CPU computes; else when asked for."""
     from harness.compiled import inspect
 
-    if windows.g.device.type == "cpu":
+    if on_cpu(windows.g):
         return lambda: inspect.conditioning(windows, a)()
     return inspect.conditioning(windows, a, threads=True)
 
@@ -49,7 +50,7 @@ def begin_inner(windows: Windows, a: Arithmetic, inverse: str, operator: bool) -
 
     if windows.m > windows.shape.K:
         return lambda: inner_numbers(windows, a, inverse, operator).cpu().numpy()
-    if windows.g.device.type == "cpu":
+    if on_cpu(windows.g):
         return lambda: inspect.inner(windows, a, inverse, operator)()
     return inspect.inner(windows, a, inverse, operator, threads=True)
 

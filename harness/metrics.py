@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.tokens import on_cpu
+
 
 def state_errors(S_hat: Tensor, S: Tensor) -> Tensor:
     """||S_hat - S||_F / ||S||_F and max|S_hat - S| / max|S| of [n, HV, V, K], [n, HV, 2]; absolute where S is 0."""
-    if S.device.type == "cpu":
+    if on_cpu(S):
         from harness.compiled.design import distance
 
         return distance(S_hat, S)
@@ -24,7 +26,7 @@ def norms(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def token_errors(x_hat: Tensor, x: Tensor, at: Tensor, of: Tensor) -> Tensor:
     """||x_hat - x|| / ||x|| of tokens x_hat[at] and x[of], [.., HV, V] both: [HV, N]; absolute where x is 0."""
-    if x.device.type == "cpu":
+    if on_cpu(x):
         from harness.compiled.design import token_distances
 
         return token_distances(x_hat, x, at, of)

@@ -88,6 +88,11 @@ class Tokens:
                 raise InputError(f"{name}: {value.item():g} at {where} is not {rule.get(name, 'finite')}")
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Whether compiled kernels reach x; the bookkeeping of a run asks here alone which way it goes."""
+    return x.device.type == "cpu"
+
+
 def on_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Arrays as tensors there; what is under way on a device is not waited for."""
     return [torch.from_numpy(x).to(device, non_blocking=True) for x in arrays]
