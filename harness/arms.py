@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness.arithmetic import Conventions
-from harness.metrics import SinceLast, per_interval, state_errors, token_errors
-from harness.reference.calls import Seen, by_calls
+from harness.intervals import Intervals
+from harness.metrics import SinceLast, state_errors
+from harness.reference.calls import Seen, Truth, by_calls
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState
 from harness.schedule import Block
+from harness.tokens import on_device
 from harness.window import Windows
 
 
@@ -26,32 +27,22 @@ class Arm:
     reference: Conventions  # of the oracle it is read against
     state: EmulatedState
     since: SinceLast
-    tokens: dict[str, list[Tensor]] = field(default_factory=dict)  # o and d per slot, [T, HV, V]
+    tokens: dict[str, Tensor] = field(default_factory=dict)  # o and d that wait for a grid point, [.., HV, V]
     stages: dict[tuple[int, int], str] = field(default_factory=dict)  # (slot, head) -> first non-finite site
 
     @property
     def name(self) -> str:
         return self.design.spec.name
 
-    def keep(self, seen: Seen, counts: np.ndarray) -> None:
-        """Append counts[b] committed tokens of every slot."""
-        for name in ("o", "d"):
-            new = [x[:n] for x, n in zip(getattr(seen, name), counts.tolist(), strict=True)]
-            old = self.tokens.get(name)
-            self.tokens[name] = new if old is None else [torch.cat(pair) for pair in zip(old, new, strict=True)]
-
-    def token_errors(self, name: str, exact: Tensor, spans: list[list[tuple[int, int]]]) -> list[Any]:
-        """Median and maximum of each of a slot's intervals, [intervals, HV] each; lets go of the tokens in them."""
-        found: list[Any] = []
-        for b, intervals in enumerate(spans):
-            if not intervals:
-                found.append((np.empty(0), np.empty(0)))
-                continue
-            end = intervals[-1][1]
-            errors = token_errors(self.tokens[name][b][:end], exact[b, :end])
-            found.append(per_interval(errors, [e for _, e in intervals]))
-            self.tokens[name][b] = self.tokens[name][b][end:]
-        return found
+    def token_errors(self, seen: Seen, truth: Truth, intervals: Intervals) -> np.ndarray:
+        """Median and maximum of the errors of d, then of o, over every interval that ends in a block, [n, HV, 4]."""
+        found = []
+        for name in ("d", "o"):
+            tokens = intervals.joined(self.tokens.get(name), getattr(seen, name))
+            self.tokens[name] = tokens[intervals.rest]
+            if len(intervals.at):
+                found.append(intervals.errors(tokens, getattr(truth, name)))
+        return torch.cat(found).cpu().numpy().T if found else np.empty((0, seen.o.shape[2], 4))
 
 
 def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block: Block, S: Tensor) -> Seen:
@@ -62,20 +53,24 @@ def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block
     B = state.slots
     errors = np.empty((B, block.most, state.shape.HV, 4))
     history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
+    looks: list[Tensor] = []
 
     def look(i: int) -> None:
         slots = np.flatnonzero(block.points[i] >= 0).tolist()
         if not slots:
             return
         points, cursors = block.points[i, slots], state.cursors
-        exact = S[torch.from_numpy(points), torch.tensor(slots)]
+        point, slot = on_device(S.device, points, np.array(slots))
+        exact = S[point, slot]
         served = design.read(state, "served", slots)
         first = state_errors(served, exact)
         kept = design.read(state, "kept", slots)
-        second = first if kept is served else state_errors(kept, exact)
-        errors[slots, points] = torch.cat((first, second), -1).cpu().numpy()
+        looks.append(torch.cat((first, first if kept is served else state_errors(kept, exact)), -1))
         history[slots, points] = [cursors.write_pos[s] for s in slots]
         folded[slots, points] = [cursors.is_flush[s] or cursors.write_pos[s] == 0 for s in slots]
 
     o, d = by_calls(design, state, windows, block, look)
+    if looks:
+        step, slot = np.nonzero(block.points >= 0)
+        errors[slot, block.points[step, slot]] = torch.cat(looks).cpu().numpy()
     return Seen(o, d, errors, history, folded)

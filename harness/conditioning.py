@@ -10,34 +10,54 @@ spectral radius is the larger of e^{G_m} and that of e^{G_m} I - X P.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot
 from harness.reference.inverse import INVERSES
+from harness.tokens import on_cpu
 from harness.window import Windows
 
 EXACT = Arithmetic()
+Found = Callable[[], np.ndarray]  # has it, waits for it or computes it
 
 
 def conditioning(windows: Windows, a: Arithmetic = EXACT) -> np.ndarray:
     """[W, B, HV, 5]: cond_2, cond_inf, Skeel || |T||I+A| ||_inf, max_p max (|A|^p)_ij, gate span max G - min G."""
-    if windows.g.device.type == "cpu":
-        from harness.compiled.inspect import conditioning
-
-        return conditioning(windows, a)
-    return condition_numbers(windows, a).cpu().numpy()
+    return begin_conditioning(windows, a)()
 
 
 def inner(windows: Windows, a: Arithmetic, inverse: str, operator: bool) -> np.ndarray:
     """[W, B, HV, 1 or 3]: residual, and with `operator` norm and spectral radius of the window operator."""
-    if windows.g.device.type == "cpu" and windows.m <= windows.shape.K:
-        from harness.compiled.inspect import inner
+    return begin_inner(windows, a, inverse, operator)()
 
-        return inner(windows, a, inverse, operator)
-    parts = [residual(windows, a, inverse), *(window_operator(windows, a, inverse) if operator else ())]
-    return torch.stack(parts, -1).cpu().numpy()
+
+def begin_conditioning(windows: Windows, a: Arithmetic = EXACT) -> Found:
+    """Begin `conditioning`: on a device at once, so that it decodes while the CPU computes; else when asked for."""
+    from harness.compiled import inspect
+
+    if on_cpu(windows.g):
+        return lambda: inspect.conditioning(windows, a)()
+    return inspect.conditioning(windows, a, threads=True)
+
+
+def begin_inner(windows: Windows, a: Arithmetic, inverse: str, operator: bool) -> Found:
+    """Begin `inner`, likewise."""
+    from harness.compiled import inspect
+
+    if windows.m > windows.shape.K:
+        return lambda: inner_numbers(windows, a, inverse, operator).cpu().numpy()
+    if on_cpu(windows.g):
+        return lambda: inspect.inner(windows, a, inverse, operator)()
+    return inspect.inner(windows, a, inverse, operator, threads=True)
+
+
+def inner_numbers(windows: Windows, a: Arithmetic, inverse: str, operator: bool) -> Tensor:
+    """inner by batched operations."""
+    return torch.stack([residual(windows, a, inverse), *(window_operator(windows, a, inverse) if operator else ())], -1)
 
 
 def condition_numbers(windows: Windows, a: Arithmetic = EXACT) -> Tensor:

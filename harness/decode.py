@@ -23,7 +23,7 @@ from harness.errors import ConfigError
 from harness.families import FAMILIES, NORMAL, WIDE
 from harness.generate import Generator, Host
 from harness.precision import FORMATS
-from harness.tokens import Shape, Tokens
+from harness.tokens import Shape, Tokens, on_device
 
 BLOCK = 1024
 
@@ -144,7 +144,7 @@ class Stream:
         for b in needed:
             block = self.block(b)
             slot, at = np.nonzero(t // BLOCK == b)
-            s, to, of = (torch.from_numpy(x).to(self.device) for x in (slot, at, t[slot, at] - b * BLOCK))
+            s, to, of = on_device(self.device, slot, at, t[slot, at] - b * BLOCK)
             read = [getattr(block, f.name) for f in fields(Tokens)]
             out = out or [x.new_empty(len(starts), count, *x.shape[2:]) for x in read]
             for x, y in zip(read, out, strict=True):

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.tokens import on_cpu
+
 
 def state_errors(S_hat: Tensor, S: Tensor) -> Tensor:
     """||S_hat - S||_F / ||S||_F and max|S_hat - S| / max|S| of [n, HV, V, K], [n, HV, 2]; absolute where S is 0."""
-    if S.device.type == "cpu":
+    if on_cpu(S):
         from harness.compiled.design import distance
 
         return distance(S_hat, S)
@@ -22,54 +24,60 @@ def norms(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.vector_norm(flat, dim=-1), flat.abs().amax(-1)
 
 
-def token_errors(x_hat: Tensor, x: Tensor) -> np.ndarray:
-    """||x_hat - x|| / ||x|| of every token, [HV, T], from [T, HV, V]; absolute where x is 0."""
-    if x.device.type == "cpu":
+def token_errors(x_hat: Tensor, x: Tensor, at: Tensor, of: Tensor) -> Tensor:
+    """||x_hat - x|| / ||x|| of tokens x_hat[at] and x[of], [.., HV, V] both: [HV, N]; absolute where x is 0."""
+    if on_cpu(x):
         from harness.compiled.design import token_distances
 
-        return token_distances(x_hat, x)
+        return token_distances(x_hat, x, at, of)
+    x = x[of]
     scale = torch.linalg.vector_norm(x, dim=-1)
-    error = torch.linalg.vector_norm(x_hat - x, dim=-1) / torch.where(scale == 0, 1.0, scale)
-    return error.cpu().numpy().T
+    error = torch.linalg.vector_norm(x_hat[at] - x, dim=-1) / torch.where(scale == 0, 1.0, scale)
+    # NaN without its sign: a sort may look at that
+    return error.abs().mT
 
 
-def per_interval(errors: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Median and maximum over each interval, [intervals, HV], of errors [HV, T]; interval i ends before ends[i].
+def per_interval(errors: Tensor, places: Tensor, size: Tensor) -> Tensor:
+    """Median and maximum over each interval, [2, ..., n], of errors [..., N].
 
+    places [n, widest], size [n]: an interval's tokens among the N are the last `size` of its places.
     NaN sorts above everything, so a token that is not a number can raise both and never lowers either.
     """
-    begins = [0, *ends[:-1]]
-    widest = max(e - b for b, e in zip(begins, ends, strict=True))
-    padded = np.full((len(ends), widest, errors.shape[0]), -1.0)
-    for i, (b, e) in enumerate(zip(begins, ends, strict=True)):
-        padded[i, widest - (e - b) :] = errors[:, b:e].T
-    size = np.array(ends) - begins
-    # padding is smallest: the last `size` places of the sorted column are the interval's own
-    padded.sort(axis=1)
-    at = np.arange(len(ends))
-    low, high = padded[at, widest - 1 - size // 2], padded[at, widest - 1 - (size - 1) // 2]
-    return (low + high) / 2, padded[:, -1]
+    n, widest = places.shape
+    lane = torch.arange(widest, device=places.device)
+    # padding is smallest: the last `size` places of the sorted row are the interval's own
+    padded = errors[..., places].masked_fill_(lane < widest - size[:, None], -1.0).sort(-1)[0]
+    row = torch.arange(n, device=places.device)
+    low, high = (padded[..., row, widest - 1 - half] for half in (size // 2, (size - 1) // 2))
+    return torch.stack(((low + high) / 2, padded[..., -1]))
 
 
 class SinceLast:
     """Maxima over the windows since the last grid point, per slot, across blocks."""
 
     def __init__(self, slots: int):
-        self.carry: list[np.ndarray | None] = [None] * slots
+        self.slots = slots
+        self.carry: np.ndarray | None = None  # [slots, HV, Q]
 
-    def add(self, values: np.ndarray, live: np.ndarray, ends: list[list[int]]) -> list[np.ndarray]:
-        """values [W, B, HV, Q], live [W, B]; slot b has grid points after steps ends[b]. Returns [points, HV, Q] of
-        every slot. NaN wins over any number."""
-        values = np.where(live[:, :, None, None], values, -np.inf)
-        found = []
-        for b, steps in enumerate(ends):
-            mine, carry = values[:, b], self.carry[b]
-            if carry is not None:
-                mine = mine.copy()
-                mine[0] = np.maximum(mine[0], carry)
-            bounds = [0, *(s + 1 for s in steps)]
-            tail = bounds[-1] < len(mine)
-            maxima = np.maximum.reduceat(mine, bounds if tail else bounds[:-1], axis=0)
-            self.carry[b] = maxima[-1] if tail else None
-            found.append(maxima[: len(steps)])
-        return found
+    def add(self, values: np.ndarray, live: np.ndarray, points: np.ndarray) -> np.ndarray:
+        """Maxima at every grid point, by steps and then by slots, [n, HV, Q].
+
+        values [W, B, HV, Q], live [W, B]; points [W, B]: a slot's how manieth a step ends at, or -1. NaN wins over any
+        number.
+        """
+        W, B = live.shape
+        mine = values.swapaxes(0, 1).copy()
+        mine[~live.T] = -np.inf
+        if self.carry is not None:
+            np.maximum(mine[:, 0], self.carry, out=mine[:, 0])
+        # a slot's stretches begin with the block and behind each of its points
+        begin = np.ones((B, W), dtype=bool)
+        begin[:, 1:] = points[:-1].T >= 0
+        maxima = np.maximum.reduceat(mine.reshape(B * W, -1), np.flatnonzero(begin), axis=0)
+        maxima = maxima.reshape(-1, *values.shape[2:])
+        first = begin.sum(1).cumsum() - begin.sum(1)
+        open_ = points[-1] < 0
+        last = first + begin.sum(1) - 1
+        self.carry = np.where(open_[:, None, None], maxima[last], -np.inf)
+        step, slot = np.nonzero(points >= 0)
+        return maxima[first[slot] + points[step, slot]]

@@ -6,7 +6,8 @@ Memory does not grow with the decode: a block of steps is generated, decoded, me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from harness.arithmetic import Conventions
 from harness.arms import Arm, decode_block
-from harness.conditioning import conditioning, has_operator, inner
+from harness.conditioning import Found, begin_conditioning, begin_inner, has_operator
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs, oracle_engine
+from harness.intervals import Intervals
 from harness.metrics import SinceLast
 from harness.reference.calls import Truth
 from harness.reference.emulated import Emulated
@@ -33,7 +35,30 @@ from harness.window import Step, Windows
 Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
-BLOCK_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+CACHE_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
+# of all that a block holds on a device, where more steps share one bookkeeping: little beside the states and tokens
+DEVICE_BYTES = 4 << 30
+
+
+@dataclass
+class Begun:
+    """What is found out about small matrices, on a device beside its work: call to have it."""
+
+    windows: Found  # conditioning of every window
+    pieces: Found | None  # and of every interval, where each is one piece
+    inner: dict[str, Found]  # by design
+
+
+@dataclass
+class Now:
+    """A block at work, and what every design is read against."""
+
+    block: Block
+    windows: Windows
+    pieces: Pieces | None
+    intervals: Intervals
+    keys: dict[str, np.ndarray]
+    begun: Begun
 
 
 class Runner:
@@ -53,7 +78,7 @@ class Runner:
         self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}
         self.oracle_engine = oracle_engine(config, device)
-        self.block_steps = steps or block_steps(config, count)
+        self.block_steps = steps or block_steps(config, count, device)
 
     def _reference(self, design: Emulated) -> Conventions:
         return design.arithmetic.conventions if self.config.reference == "own" else Conventions()
@@ -62,16 +87,20 @@ class Runner:
         """Yield the rows of one block after the other; progress(committed tokens, all slots) after each."""
         decode, B = self.config.decode, self.config.decode.slots
         arms, oracles = self._start(progress)
-        oracle_since = SinceLast(B)
+        oracle_since, left = SinceLast(B), np.zeros(B, dtype=np.int64)
         schedule = Schedule(decode, self.config.acceptance, self.grid, decode.prefill, decode.tokens)
         for block in schedule.blocks(self.block_steps):
             windows = block.windows(self.stream, self.shape)
             pieces = block.pieces(self.stream, self.shape)
+            begun = self._begin(windows, pieces, arms)
             truth = {c: self._truth(oracle, pieces) for c, oracle in oracles.items()}
-            zero = self._zero(block, next(iter(truth.values())))
+            intervals = Intervals(left, block, self.stream.device)
+            left = intervals.left
+            keys = self._keys(block, next(iter(truth.values())))
+            now = Now(block, windows, pieces, intervals, keys, begun)
             # first of all, as it leaves products behind that others share
-            rows = [self._arm_rows(block, windows, arm, truth[arm.reference], pieces, zero) for arm in arms]
-            rows.insert(0, self._oracle_rows(block, windows, pieces, oracle_since, zero))
+            rows = [self._arm_rows(now, arm, truth[arm.reference]) for arm in arms]
+            rows.insert(0, self._oracle_rows(now, oracle_since))
             progress(int(block.accepted.sum()))
             yield [r for r in rows if r]
 
@@ -112,6 +141,18 @@ class Runner:
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
+    def _begin(self, windows: Windows, pieces: Pieces | None, arms: list[Arm]) -> Begun:
+        # an interval longer than one piece has no matrix of its own here
+        whole = pieces is not None and ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
+        inner = {}
+        for arm in arms:
+            spec, a = arm.design.spec, arm.design.arithmetic
+            if has_operator(spec.verify, "product", spec.inverse):
+                operator = has_operator(spec.verify, spec.fold, spec.inverse)
+                inner[arm.name] = begin_inner(windows, a, spec.inverse, operator)
+        intervals = begin_conditioning(pieces.windows) if pieces is not None and whole else None
+        return Begun(begin_conditioning(windows), intervals, inner)
+
     def _truth(self, oracle: Oracle, pieces: Pieces | None) -> Truth:
         if pieces is None:
             nothing = oracle.S[:, :0, :, 0]
@@ -120,83 +161,62 @@ class Runner:
 
     # --- rows -------------------------------------------------------------------------------------------------
 
-    def _keys(self, block: Block) -> dict[str, np.ndarray]:
-        """slot, head, flush and tokens of every row, events first, then slots, then heads."""
-        heads = np.arange(self.first_head, self.first_head + self.shape.HV)
-        points = [(s, f, t) for e in block.events for s, f, t in zip(e.slots, e.flush, e.tokens, strict=True)]
-        slot, flush, tokens = (np.repeat(x, len(heads)) for x in zip(*points, strict=True))
-        return {"slot": slot, "head": np.tile(heads, len(points)), "flush": flush, "tokens": tokens}
+    def _keys(self, block: Block, truth: Truth) -> dict[str, np.ndarray]:
+        """What every design's rows begin with: by steps, then by slots, then by heads."""
+        HV, grid = self.shape.HV, block.grid
+        # one row of a state tells nearly always
+        for rows in (truth.S[..., :1, :], truth.S):
+            some = rows.flatten(-2).any(-1).cpu().numpy()[grid.point, grid.slot]
+            if some.all():
+                break
+        return {
+            "slot": np.repeat(grid.slot, HV),
+            "head": np.tile(np.arange(self.first_head, self.first_head + HV), len(grid.slot)),
+            "flush": np.repeat(grid.flush, HV),
+            "tokens": np.repeat(grid.tokens, HV),
+            "zero_state": ~some.reshape(-1),
+        }
 
-    def _ordered(self, block: Block, per_slot: Iterable[np.ndarray]) -> np.ndarray:
-        """per slot [points, HV, ...] -> the row order of _keys, [rows, ...]."""
-        taken = [iter(x) for x in per_slot]
-        rows = np.stack([next(taken[s]) for e in block.events for s in e.slots])
-        return rows.reshape(-1, *rows.shape[2:])
-
-    def _zero(self, block: Block, truth: Truth) -> np.ndarray | None:
-        """Whether the exact state of a row is zero, in row order."""
-        if not block.events:
-            return None
-        some = truth.S[..., 0, :].any(-1)
-        if not some.all():
-            some = truth.S.flatten(-2).any(-1)
-        return self._ordered(block, ~some.cpu().numpy().swapaxes(0, 1))
-
-    def _oracle_rows(
-        self, block: Block, windows: Windows, pieces: Pieces | None, since: SinceLast, zero: np.ndarray | None
-    ) -> Rows | None:
+    def _oracle_rows(self, now: Now, since: SinceLast) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
-        seen = since.add(conditioning(windows), block.lengths > 0, block.ends)
-        if pieces is None:
+        block, begun = now.block, now.begun
+        worst = since.add(begun.windows(), block.lengths > 0, block.points)
+        if now.pieces is None:
             return None
-        rows: dict[str, Any] = dict(self._keys(block))
-        worst = self._ordered(block, seen)
-        rows |= {name: worst[:, i] for i, name in enumerate(names)}
-        rows["backend"] = np.full(len(worst), "fp64", dtype=object)
-        # an interval longer than one piece has no matrix of its own here: recorded as not computed
-        whole = ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
-        inside = self._ordered(block, conditioning(pieces.windows).swapaxes(0, 1)) if whole else None
+        rows: dict[str, Any] = dict(now.keys)
+        rows |= dict(zip(names, flat(worst).T, strict=True))
+        rows["backend"] = np.full(len(rows["slot"]), "fp64", dtype=object)
+        inside = flat(begun.pieces()[block.grid.point, block.grid.slot]) if begun.pieces else None
         for i, name in enumerate(names):
-            rows[f"interval_{name}"] = np.ma.masked_all(len(worst)) if inside is None else inside[:, i]
-        rows["zero_state"] = zero
+            # masked: not computed
+            rows[f"interval_{name}"] = np.ma.masked_all(len(rows["slot"])) if inside is None else inside[:, i]
         return "oracle", rows
 
-    def _arm_rows(
-        self, block: Block, windows: Windows, arm: Arm, truth: Truth, pieces: Pieces | None, zero: np.ndarray | None
-    ) -> Rows | None:
+    def _arm_rows(self, now: Now, arm: Arm, truth: Truth) -> Rows | None:
         before = arm.state.clone()
-        seen = decode_block(arm.design, arm.state, windows, block, truth.S)
-        arm.keep(seen, block.committed[0])
-        inner = self._inner(block, windows, arm)
-        if pieces is None:
+        seen = decode_block(arm.design, arm.state, now.windows, now.block, truth.S)
+        tokens = arm.token_errors(seen, truth, now.intervals)
+        inner = None
+        if arm.name in now.begun.inner:
+            # worst since the last grid point
+            inner = arm.since.add(now.begun.inner[arm.name](), now.block.lengths > 0, now.block.points)
+        if now.pieces is None:
             return None
-        rows: dict[str, Any] = dict(self._keys(block))
-        HV = self.shape.HV
-        rows["history"], rows["folded"] = (
-            self._ordered(block, np.repeat(x[..., None], HV, -1)) for x in (seen.history, seen.folded)
-        )
-        errors = self._ordered(block, seen.errors)
-        rows["backend"] = np.full(len(errors), arm.design.backend, dtype=object)
-        rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), errors.T, strict=True))
-        for name in ("d", "o"):
-            found = arm.token_errors(name, getattr(truth, name), pieces.spans)
-            rows[f"{name}_med"], rows[f"{name}_max"] = (self._ordered(block, x) for x in zip(*found, strict=True))
+        rows: dict[str, Any] = dict(now.keys)
+        grid, HV = now.block.grid, self.shape.HV
+        for name in ("history", "folded"):
+            rows[name] = np.repeat(getattr(seen, name)[grid.slot, grid.point], HV)
+        rows["backend"] = np.full(len(rows["slot"]), arm.design.backend, dtype=object)
+        states = seen.errors[grid.slot, grid.point]
+        rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), flat(states).T, strict=True))
+        rows |= dict(zip(("d_med", "d_max", "o_med", "o_max"), flat(tokens).T, strict=True))
         if inner is not None:
             # a design without an operator of its own has the residual alone
-            rows |= dict(zip(INNER, self._ordered(block, inner).T, strict=False))
-        rows["zero_state"] = zero
-        rows["nonfinite_stage"] = self._stages(block, windows, arm, before, rows)
+            rows |= dict(zip(INNER, flat(inner).T, strict=False))
+        rows["nonfinite_stage"] = self._stages(now, arm, before, rows)
         return arm.name, rows
 
-    def _inner(self, block: Block, windows: Windows, arm: Arm) -> list[np.ndarray] | None:
-        """Worst of INNER since the last grid point, as far as the design has an inverse to look at."""
-        spec, a = arm.design.spec, arm.design.arithmetic
-        if not has_operator(spec.verify, "product", spec.inverse):
-            return None
-        values = inner(windows, a, spec.inverse, has_operator(spec.verify, spec.fold, spec.inverse))
-        return arm.since.add(values, block.lengths > 0, block.ends)
-
-    def _stages(self, block: Block, windows: Windows, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
+    def _stages(self, now: Now, arm: Arm, before: EmulatedState, rows: dict[str, Any]) -> Any:
         """First non-finite site of every row, None where all is finite; found by running the block again."""
         bad = ~np.all([np.isfinite(v) for k, v in rows.items() if k[-4:] in ("_fro", "_max", "_med")], axis=0)
         if not bad.any():
@@ -204,14 +224,25 @@ class Runner:
         where = {(int(s), int(h)) for s, h in zip(rows["slot"][bad], rows["head"][bad] - self.first_head, strict=True)}
         if where - set(arm.stages):
             new = where - set(arm.stages)
-            found = first_nonfinite(arm.design, before, windows, block, new)
+            found = first_nonfinite(arm.design, before, now.windows, now.block, new)
             for key in new:
                 arm.stages[key] = found.get(key, "unknown")
         stages = [arm.stages.get((s, h)) for s, h in zip(rows["slot"], rows["head"] - self.first_head, strict=True)]
         return np.array([stage if b else None for stage, b in zip(stages, bad, strict=True)], dtype=object)
 
 
-def block_steps(config: Config, heads: int) -> int:
+def flat(x: np.ndarray) -> np.ndarray:
+    """[n, HV, ...] as rows, [n HV, ...]."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     """Steps decoded between two rounds of bookkeeping, for a share of so many key heads."""
-    step = config.decode.slots * config.decode.window * heads * config.model.key_dim * 16
-    return int(np.clip(BLOCK_BYTES // step, 1, 256))
+    model, lanes = config.model, config.decode.slots * config.decode.window
+    keys = lanes * heads * model.key_dim * 2
+    if device == "cpu":
+        return int(np.clip(CACHE_BYTES // (8 * keys), 1, 256))
+    rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
+    # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
+    step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
+    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 64))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from harness.decode import Stream
 from harness.reference.calls import Course
 from harness.reference.oracle import PIECE
 from harness.ring import RingSpec
-from harness.tokens import Shape
+from harness.tokens import Shape, Tokens, on_device
 from harness.window import Windows
 
 
@@ -35,13 +35,23 @@ class Event:
     tokens: list[int]
 
 
+class Grid(NamedTuple):
+    """The grid points of a block, [n] each, by steps and then by slots: the order of its rows."""
+
+    step: np.ndarray
+    slot: np.ndarray
+    point: np.ndarray  # which of its slot's it is
+    flush: np.ndarray
+    begin: np.ndarray  # committed tokens at the slot's grid point before
+    tokens: np.ndarray
+
+
 @dataclass
 class Pieces:
     """The committed tokens between a block's grid points, slot by slot, for the oracle."""
 
     windows: Windows  # [P, B]: the p-th piece of every slot, of at most PIECE tokens; none is left out between two
     points: np.ndarray  # [P, B] the slot's grid point that the piece ends at, or -1
-    spans: list[list[tuple[int, int]]]  # per slot, where each of its intervals lies in the pieces' tokens
 
 
 @dataclass
@@ -55,21 +65,17 @@ class Block(Course):
     memo: dict[Any, Any] = field(default_factory=dict)  # what designs on equal rings share
 
     @cached_property
-    def ends(self) -> list[list[int]]:
-        """Per slot, the steps after which it has a grid point."""
-        ends: list[list[int]] = [[] for _ in range(self.t.shape[1])]
-        for event in self.events:
-            for slot in event.slots:
-                ends[slot].append(event.step)
-        return ends
-
-    @cached_property
     def points(self) -> np.ndarray:
         """[W, B] which of its slot's grid points in this block a step ends at, or -1."""
-        points = np.full(self.t.shape, -1)
-        for b, steps in enumerate(self.ends):
-            points[steps, b] = range(len(steps))
-        return points
+        at = np.zeros(self.t.shape, dtype=bool)
+        at[[e.step for e in self.events for _ in e.slots], [slot for e in self.events for slot in e.slots]] = True
+        return np.where(at, at.cumsum(0) - 1, -1)
+
+    @cached_property
+    def grid(self) -> Grid:
+        step, slot = np.nonzero(self.points >= 0)
+        rest = ([x for e in self.events for x in getattr(e, name)] for name in ("flush", "begin", "tokens"))
+        return Grid(step, slot, self.points[step, slot], *(np.array(x, dtype=np.int64) for x in rest))
 
     def windows(self, stream: Stream, shape: Shape) -> Windows:
         """The windows of every step: committed tokens of the stream, then junk in the rejected lanes."""
@@ -77,44 +83,55 @@ class Block(Course):
         m = int(self.lengths.max())
         lane = np.arange(m)
         t = self.t[..., None] + lane
-        inside = lane < self.lengths[..., None]
-        first = self.t[0]
-        last = int((np.where(inside, t, 0).max((0, 2)) - first).max()) + 1
-        run = stream.tokens(torch.from_numpy(first), last)
-        at = torch.from_numpy(np.where(inside, t - first[None, :, None], 0))
-        slot = torch.arange(B)[None, :, None]
+        kept = lane < self.accepted[..., None]
+        first, run = run_of(stream, self.t[0], np.where(kept, t + 1, 0).max((0, 2)))
+        rejected = np.nonzero((lane < self.lengths[..., None]) & ~kept)
+        at, slot, *lost, begin = on_device(
+            stream.device, np.where(kept, t - first[None, :, None], 0), np.arange(B)[None, :, None], *rejected,
+            self.t[rejected[0], rejected[1]],
+        )  # fmt: skip
         tokens = run.map(lambda x: x[slot, at])
-        rejected = np.nonzero(inside & (lane >= self.accepted[..., None]))
-        if len(rejected[0]):
-            step, b, j = (torch.from_numpy(i) for i in rejected)
-            junk = stream.junk(b, torch.from_numpy(self.t)[step, b], j)
+        if len(begin):
+            junk = stream.junk(lost[1], begin, lost[2])
             for name in ("q", "k", "v", "g", "beta"):
-                getattr(tokens, name)[step, b, j] = getattr(junk, name)
+                getattr(tokens, name)[tuple(lost)] = getattr(junk, name)
         return Windows(tokens, self.lengths, shape)
 
     def pieces(self, stream: Stream, shape: Shape) -> Pieces | None:
         """None where the block has no grid point."""
         if not self.events:
             return None
-        B = self.t.shape[1]
-        cuts: list[list[tuple[int, int, int]]] = [[] for _ in range(B)]  # begin, size, grid point
-        spans: list[list[tuple[int, int]]] = [[] for _ in range(B)]
-        for event in self.events:
-            for b, begin, end in zip(event.slots, event.begin, event.tokens, strict=True):
-                origin = cuts[b][0][0] if cuts[b] else begin
-                for t in range(begin, end, PIECE):
-                    cuts[b].append((t, min(end - t, PIECE), len(spans[b]) if t + PIECE >= end else -1))
-                spans[b].append((begin - origin, end - origin))
-        P = max(map(len, cuts))
-        begins, sizes, points = (np.array([[x[i] for x in c] + [o] * (P - len(c)) for c in cuts]).T.copy()
-                                 for i, o in enumerate((0, 0, -1)))  # fmt: skip
-        origin = begins[0]
-        run = stream.tokens(torch.from_numpy(origin), int((begins + sizes - origin).max()))
+        B, grid = self.t.shape[1], self.grid
+        # slot by slot, each interval in its cuts
+        order = np.argsort(grid.slot, kind="stable")
+        first = grid.point == 0
+        origin = self.t[0].copy()
+        origin[grid.slot[first]] = grid.begin[first]
+        count = -(-(grid.tokens - grid.begin) // PIECE)[order]
+        of, cut = np.repeat(order, count), within(count)
+        owner, begin = grid.slot[of], grid.begin[of] + cut * PIECE
+        piece = within(np.bincount(owner, minlength=B))
+        begins, sizes, points = (np.full((piece.max() + 1, B), empty) for empty in (0, 0, -1))
+        begins[piece, owner], sizes[piece, owner] = begin, np.minimum(grid.tokens[of] - begin, PIECE)
+        points[piece, owner] = np.where(grid.tokens[of] - begin <= PIECE, grid.point[of], -1)
+        origin, run = run_of(stream, origin, (begins + sizes).max(0))
         lane = np.arange(sizes.max())
         offset = (begins - origin)[..., None] + lane
-        at = torch.from_numpy(np.where(lane < sizes[..., None], offset, 0))
-        slot = torch.arange(B)[None, :, None]
-        return Pieces(Windows(run.map(lambda x: x[slot, at]), sizes, shape), points, spans)
+        at, slot = on_device(stream.device, np.where(lane < sizes[..., None], offset, 0), np.arange(B)[None, :, None])
+        return Pieces(Windows(run.map(lambda x: x[slot, at]), sizes, shape), points)
+
+
+def run_of(stream: Stream, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, Tokens]:
+    """One run of tokens per slot that holds begin[b] .. end[b]-1, and where each starts; end 0: the slot needs none."""
+    count = int((end - begin).max())
+    # runs are equally long, and none reaches beyond what some slot needs: a decode has no tokens behind its last
+    begin = np.minimum(begin, end.max() - count)
+    return begin, stream.tokens(torch.from_numpy(begin), count)
+
+
+def within(sizes: np.ndarray) -> np.ndarray:
+    """0..size-1 for every size, one after the other."""
+    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
 
 
 class Schedule:
@@ -124,6 +141,7 @@ class Schedule:
         self.decode, self.acceptance, self.grid = decode, acceptance, grid
         assert grid.flush_at is not None
         self.full, self.end = grid.flush_at, first + tokens
+        self.fixed = acceptance.kind == "fixed"
         B = decode.slots
         self.t, self.w, self.step = [first] * B, [0] * B, [0] * B
         self.flagged, self.flush, self.begin = [False] * B, [0] * B, [first] * B
@@ -133,38 +151,46 @@ class Schedule:
             yield self._block(steps)
 
     def _block(self, W: int) -> Block:
-        B = len(self.t)
-        t, m, n = (np.zeros((W, B), dtype=np.int64) for _ in range(3))
+        sizes, counts = self._draws(W)
+        # per slot t, lengths and accepted of every step, and its grid points
+        course: list[list[tuple[int, int, int]]] = []
         found: dict[int, list[tuple[int, int, int, int]]] = {}
-        for b in range(B):
-            # every draw of the block at once: a count depends on its position alone
-            span = np.arange(self.t[b], min(self.t[b] + W * self.decode.window, self.end) + 1)
-            sizes = lengths(self.decode, b, span)
-            kind = self.acceptance.kind
-            counts = None if kind == "fixed" else accepted(self.acceptance, self.decode.seed, b, span, sizes)
-            origin = self.t[b]
+        for b, now in enumerate(self.t):
+            steps, w, flagged, origin, number = [], self.w[b], self.flagged[b], now, self.step[b]
             for i in range(W):
-                t[i, b] = now = self.t[b]
                 if now >= self.end:
-                    continue
-                m[i, b] = size = int(sizes[now - origin])
-                if counts is None:
-                    sequence = self.acceptance.sequence or [1]
-                    count = min(sequence[self.step[b] % len(sequence)], size)
-                else:
-                    count = int(counts[now - origin])
-                n[i, b] = count = min(count, self.end - now)
-                self.t[b] += count
-                self.step[b] += 1
-                self.w[b] = count if self.flagged[b] else self.w[b] + count
-                full = self.w[b] >= self.full
-                self.flagged[b] = full and self.grid.fold_when == "next"
+                    steps += [(now, 0, 0)] * (W - i)
+                    break
+                size, drawn = sizes[b][now - origin], counts[b]
+                count = min(
+                    drawn[(number + i) % len(drawn)] if self.fixed else drawn[now - origin], size, self.end - now
+                )
+                steps.append((now, size, count))
+                now += count
+                w = count if flagged else w + count
+                full = w >= self.full
+                flagged = full and self.grid.fold_when == "next"
                 if full:
-                    found.setdefault(i, []).append((b, self.flush[b], self.begin[b], self.t[b]))
+                    found.setdefault(i, []).append((b, self.flush[b], self.begin[b], now))
                     self.flush[b] += 1
-                    self.begin[b] = self.t[b]
+                    self.begin[b] = now
                     if self.grid.fold_when == "commit":
-                        self.w[b] = 0
+                        w = 0
+            course.append(steps)
+            self.t[b], self.w[b], self.flagged[b], self.step[b] = now, w, flagged, number + W
+        t, m, n = np.array(course, dtype=np.int64).transpose(2, 1, 0).copy()
         used = int((m > 0).any(1).sum())
         events = [Event(i, *(list(x) for x in zip(*rows, strict=True))) for i, rows in sorted(found.items())]
         return Block(t[:used], m[:used], n[:used], events)
+
+    def _draws(self, W: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Window lengths and accepted tokens of every slot at its every token that W steps could begin at.
+
+        A count depends on its position alone, so all are drawn at once; a fixed acceptance goes by steps instead.
+        """
+        most = min(W * self.decode.window, self.end - min(self.t))
+        span, slot = np.array(self.t)[:, None] + np.arange(most + 1), np.arange(len(self.t))[:, None]
+        sizes = lengths(self.decode, slot, span)
+        if self.fixed:
+            return sizes.tolist(), [self.acceptance.sequence or [1]] * len(self.t)
+        return sizes.tolist(), accepted(self.acceptance, self.decode.seed, slot, span, sizes).tolist()

@@ -45,7 +45,7 @@ def shares(config: Config, device: str) -> list[slice]:
 def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]:
     """Yield the rows of `config`; progress(tokens) counts committed tokens of one share."""
     parts = shares(config, device)
-    steps = block_steps(config, max(p.stop - p.start for p in parts))
+    steps = block_steps(config, max(p.stop - p.start for p in parts), device)
     torch.set_num_threads(1)
     if device == "cpu":
         # compiled or loaded once, before the processes part

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.errors import ConfigError, RingError
 from harness.ring import Cursors, RingSpec
-from harness.tokens import Shape
+from harness.tokens import Shape, on_device
 
 # field -> (heads, width): which sizes of the layer a record row has
 RECORDS: dict[str, tuple[str, str | None]] = {
@@ -114,16 +114,16 @@ class Rows:
         self.span = slice(base[0], base[0] + self.count) if alike and base[0] + self.count <= L else None
         if self.span is None:
             index = (np.array(base)[:, None] + np.arange(self.count)) & (L - 1)
-            self.index = torch.from_numpy(index).to(state.device)
             behind = np.arange(self.count) >= np.array(lengths)[:, None]
-            self.behind = torch.from_numpy(behind).to(state.device) if self.uneven else None
+            self.index, hidden, self.which = on_device(state.device, index, behind, np.array(slots))
+            self.behind = hidden if self.uneven else None
 
     def read(self, name: str) -> Tensor:
         """[n, heads, count, width] of one field."""
         rows = self.state.records[name]
         if self.span is not None:
             return rows[self.run, :, self.span]
-        rows = rows[list(self.slots)] if self.run is None else rows[self.run]
+        rows = rows[self.which] if self.run is None else rows[self.run]
         tail = rows.shape[3:]
         ones = (1,) * len(tail)
         index = self.index.view(len(self.slots), 1, self.count, *ones)
@@ -137,7 +137,7 @@ class Rows:
         """values [n, heads, count] at each slot's last row, [n, heads, 1]; zero-length slots yield row 0, a zero."""
         if not self.uneven:
             return values[..., -1:]
-        at = torch.tensor([max(n, 1) - 1 for n in self.lengths], device=values.device)
+        (at,) = on_device(values.device, np.maximum(self.lengths, 1) - 1)
         return values.gather(-1, at.view(-1, 1, 1).expand(-1, values.shape[1], 1))
 
 
@@ -154,9 +154,7 @@ class Lanes:
         if self.span is None:
             which, lane = np.nonzero(np.arange(max(lengths)) < np.array(lengths)[:, None])
             row = (np.array(first)[which] + lane) & (L - 1)
-            self.slot, self.lane, self.row = (
-                torch.from_numpy(i).to(state.device) for i in (np.array(slots)[which], lane, row)
-            )
+            self.slot, self.lane, self.row = on_device(state.device, np.array(slots)[which], lane, row)
 
     def write(self, name: str, values: Tensor, origin: int = 0) -> None:
         """values [n, heads, m, width] of slots origin..origin+n-1; those outside the step are ignored."""

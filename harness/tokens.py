@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,3 +86,13 @@ class Tokens:
                 value = value if value.ndim == 0 else value[~torch.isfinite(value)][0]
                 where = f"token {first + at[-2]}, head {at[-1]}" if len(at) > 1 else f"head {at[-1]}"
                 raise InputError(f"{name}: {value.item():g} at {where} is not {rule.get(name, 'finite')}")
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether compiled kernels reach x; the bookkeeping of a run asks here alone which way it goes."""
+    return x.device.type == "cpu"
+
+
+def on_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Arrays as tensors there; what is under way on a device is not waited for."""
+    return [torch.from_numpy(x).to(device, non_blocking=True) for x in arrays]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions, Dot
 from harness.reference.inverse import INVERSES
-from harness.tokens import Shape, Tokens
+from harness.tokens import Shape, Tokens, on_device
 
 
 def normalise(x: Tensor, conventions: Conventions) -> Tensor:
@@ -74,7 +74,7 @@ class Windows:
         self.g, self.beta = lanes_inside(tokens.g), lanes_inside(tokens.beta)  # [W, B, HV, m]
         lanes = np.arange(self.m)[None, None, :] >= lengths[..., None]
         if lanes.any():
-            padded = torch.from_numpy(lanes)[:, :, None].to(tokens.g.device)
+            padded = on_device(tokens.g.device, lanes)[0][:, :, None]
             for x in (self.k, self.q, self.v, self.g, self.beta):
                 x.masked_fill_(padded if x.ndim == 4 else padded[..., None], 0.0)
         self._memo: dict[tuple[Any, ...], Any] = {}

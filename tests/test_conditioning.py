@@ -9,7 +9,9 @@ import pytest
 import torch
 from helpers import SHAPE, close, draw, unit, windows
 
+from harness import pool
 from harness.arithmetic import Arithmetic, Conventions, Rounding, Sites
+from harness.compiled import inspect
 from harness.conditioning import condition_numbers, conditioning, has_operator, inner, residual, window_operator
 from harness.reference import inverse
 from harness.tokens import Shape, Tokens
@@ -177,6 +179,24 @@ def test_matrix_by_matrix_is_batch_by_batch(kind: str, m: int) -> None:
             close("norm", values[..., 1], parts[1], 1e-6)
             close("radius", values[..., 2], parts[2], 1e-6)
             assert (inner(ready, a, name, False) == values[..., :1]).all()
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("kind", CASES)
+def test_threads_find_what_one_finds(kind: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults: a share of the windows put in another's place or left out, a radius left open beside its own decay, the
+    keys of another slot; a result handed out before it is there."""
+    monkeypatch.setattr(pool, "cores", lambda: 4)
+    ready, single = table(kind, m)[2], table(kind, m)[2]
+    low = Arithmetic(Sites(gram=Rounding("bf16"), inverse=Rounding("bf16")))
+    # products are formed as a device forms them, and not in the compiled order
+    np.testing.assert_allclose(
+        inspect.conditioning(ready, EXACT, threads=True)(), conditioning(single), rtol=1e-11, atol=1e-14
+    )
+    for operator in (True, False):
+        found = inspect.inner(ready, low, "doubling", operator, threads=True)()
+        # a singular Gram matrix costs half the digits
+        close("inner", found, inner(single, low, "doubling", operator), 1e-6)
 
 
 def test_a_matrix_that_is_no_number_says_so() -> None:

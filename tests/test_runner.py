@@ -12,10 +12,11 @@ import pytest
 import torch
 from helpers import decode, design, recurrence, windows
 
+from harness import conditioning, metrics, pool
 from harness.config import AcceptanceConfig, Config, DecodeConfig, ModelConfig, PrecisionConfig, RingConfig
 from harness.decode import Stream
 from harness.metrics import state_errors
-from harness.runner import Runner
+from harness.runner import Runner, block_steps
 from harness.tokens import Shape
 
 TINY = ModelConfig("tiny", key_heads=2, value_heads=6, key_dim=24, value_dim=40, rows=None)
@@ -148,6 +149,44 @@ def test_blocks_are_bookkeeping(steps: int) -> None:
     # singular values of a batch may depend on its size in the last digits; rounded designs may not in any
     alike({"oracle": whole.pop("oracle")}, {"oracle": parts.pop("oracle")}, rtol=1e-12)
     alike(whole, parts, columns=(*ERRORS, "slot", "head", "flush", "tokens", "history", "folded", "nonfinite_stage"))
+
+
+def test_a_block_fills_a_cache_or_a_share_of_a_device() -> None:
+    """Faults: blocks of a step on a device, which pay the bookkeeping in each; a block that a device cannot hold."""
+    model = ModelConfig("layer", key_heads=16, value_heads=32, key_dim=128, value_dim=128, rows=None)
+
+    def steps(slots: int, device: str) -> int:
+        return block_steps(Config(model=model, decode=DecodeConfig(slots=slots)), 16, device)
+
+    assert steps(64, "cuda") == 32
+    # exact states of the grid points alone are 64 MiB a step
+    assert steps(64, "cuda") * 64 << 20 < 4 << 30
+    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (64, 1)
+    assert (steps(1, "cpu"), steps(64, "cpu")) == (64, 1)
+
+
+def test_the_bookkeeping_of_a_device_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults of the way that a device goes, taken here on the CPU: matrices of one design or step read as another's,
+    errors in another order, threads that are not waited for."""
+    monkeypatch.setattr(pool, "cores", lambda: 4)
+    run = config(tokens=70, slots=3, ragged=True, engine="torch")
+    here = table(run, steps=9)
+    for module in (conditioning, metrics):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+    there = table(run, steps=9)
+    exact = ("slot", "head", "flush", "tokens", "history", "folded", "zero_state", "nonfinite_stage", "backend")
+    assert here["chunked_tf32"]["operator_radius"].max() > 0
+    for variant, columns in here.items():
+        assert set(columns) == set(there[variant])
+        for name in columns:
+            if name in exact:
+                assert columns[name].tolist() == there[variant][name].tolist()
+            else:
+                # the norm of an operator loses half the digits where keys repeat; a residual is rounding itself
+                loose = name.startswith("operator")
+                np.testing.assert_allclose(
+                    there[variant][name], columns[name], rtol=1e-6 if loose else 1e-9, atol=1e-15, err_msg=name
+                )
 
 
 def test_shares_of_the_heads_are_the_whole() -> None:

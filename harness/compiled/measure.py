@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from harness.compiled.common import F1, F2, F3, F4, F5, compiled, summing
+from harness.compiled.common import F1, F2, F3, F4, F5, I1, compiled, summing
 from harness.compiled.rounding import MAGNITUDE, bits, copy_rounded, number, round_rows
 
 
@@ -39,12 +39,12 @@ def distance(X, S, out):
             out[s, h, 0], out[s, h, 1] = distance_of(X[s, h], S[s, h])
 
 
-@compiled(f"{F3}, {F3}, {F2}")
-def token_distance(x, y, out):
-    """out [HV, T]: ||x - y|| / ||y|| per token and head of [T, HV, V]; absolute where y is 0."""
-    for t in range(y.shape[0]):
+@compiled(f"{F3}, {F3}, {I1}, {I1}, {F2}")
+def token_distance(x, y, at, of, out):
+    """out [HV, N]: ||x - y|| / ||y|| of tokens x[at] and y[of], [.., HV, V] both; absolute where y is 0."""
+    for t in range(at.shape[0]):
         for h in range(y.shape[1]):
-            error, size, _, _ = sums_and_maxima(x[t, h], y[t, h])
+            error, size, _, _ = sums_and_maxima(x[at[t], h], y[of[t], h])
             scale = math.sqrt(size)
             out[h, t] = math.sqrt(error) / (scale if scale != 0 else 1.0)
 

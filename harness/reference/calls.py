@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.reference.state import EmulatedState
+from harness.tokens import on_device
 from harness.window import Step, Windows
 
 
@@ -32,9 +33,10 @@ class Course:
         """Committed tokens per slot [B], and the step and lane of each of them, [B, T], zero behind a slot's last."""
         counts = self.accepted.sum(0)
         step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
-        inside = np.arange(self.accepted.max()) < self.accepted[..., None]
-        for b, n in enumerate(counts):
-            step[b, :n], lane[b, :n] = np.nonzero(inside[:, b])
+        inside = np.arange(self.accepted.max()) < self.accepted.T[..., None]
+        b, *found = np.nonzero(inside)
+        at = b, np.arange(len(b)) - (counts.cumsum() - counts)[b]
+        step[at], lane[at] = found
         return counts, step, lane
 
 
@@ -78,5 +80,5 @@ def committed(results: list[Any], name: str, block: Course) -> Tensor:
     # a token pass stops at the last accepted lane
     parts = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in parts]
     _, step, lane = block.committed
-    at = [torch.from_numpy(x).to(parts[0].device) for x in (step, np.arange(len(step))[:, None], lane)]
+    at = on_device(parts[0].device, step, np.arange(len(step))[:, None], lane)
     return torch.stack(parts).permute(0, 1, 4, 2, 3)[at[0], at[1], at[2]]

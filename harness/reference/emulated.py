@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from harness.reference.steps import token_steps, window_steps
 from harness.reference.verify import History, TokenPass, window
 from harness.ring import RingSpec
 from harness.state import Lanes, Rows, run_of
-from harness.tokens import Shape
+from harness.tokens import Shape, on_device
 from harness.variants import VariantSpec
 from harness.window import Step
 
@@ -238,7 +239,7 @@ class Emulated:
         end = [state.tokens[slot] - w[i] + given[i] for i, slot in enumerate(slots)]
         value = self._folded(state, slots, given, end)
         if 0 in given:
-            empty = torch.tensor([n == 0 for n in given], device=value.device)
+            (empty,) = on_device(value.device, np.array(given) == 0)
             value = torch.where(empty[:, None, None, None], old, value)
         if lengths is None:
             state.folded = (*memo, value)
@@ -251,7 +252,7 @@ class Emulated:
     def _unrounded(self, state: EmulatedState, rows: Rows) -> Tensor:
         C, a = _pick(state.checkpoint, rows.slots), self.arithmetic
         if self.spec.fold == "replay":
-            uneven = torch.tensor(rows.lengths, device=C.device) if rows.uneven else None
+            uneven = on_device(C.device, np.array(rows.lengths))[0] if rows.uneven else None
             start = [state.tokens[slot] - state.cursors.write_pos[slot] for slot in rows.slots]
             v, k, g, beta = (rows.read(name) for name in ("v", "k", "g", "beta"))
             return fold.replay(C, v, k, g, beta, a, lengths=uneven, key=self._key(state, rows.slots, start))
@@ -306,12 +307,13 @@ class Emulated:
         if everyone(slots, state.slots):
             state.checkpoint, state.operand = value.contiguous(), None
             return
-        state.checkpoint[list(slots)] = value
+        (at,) = on_device(state.device, np.array(slots))
+        state.checkpoint[at] = value
         if state.operand is None or state.operand[0].data_ptr() == state.checkpoint.data_ptr():
             return
         for mine, theirs in zip(state.operand, self._read_operand(state, value), strict=True):
             shape = (-1, state.shape.H, *mine.shape[1:])
-            mine.view(shape)[list(slots)] = theirs.view(shape)
+            mine.view(shape)[at] = theirs.view(shape)
 
     def _key(self, state: EmulatedState, slots: Sequence[int], tokens: Sequence[int], site: int = 0) -> Tensor | None:
         """[n*HV] draw key of (sequence, head, token count, site), or None where nothing here is stochastic."""
@@ -326,7 +328,7 @@ class Emulated:
 
 def _pick(x: Tensor, slots: Sequence[int]) -> Tensor:
     # most steps concern every slot: no copy then
-    return x if everyone(slots, x.shape[0]) else x[list(slots)]
+    return x if everyone(slots, x.shape[0]) else x[on_device(x.device, np.array(slots))[0]]
 
 
 def everyone(slots: Sequence[int], count: int) -> bool:

@@ -17,7 +17,7 @@ from harness.arithmetic import Arithmetic, Conventions
 from harness.reference.calls import Course, Truth, by_calls
 from harness.reference.emulated import Emulated
 from harness.ring import RingSpec
-from harness.tokens import Shape
+from harness.tokens import Shape, on_device
 from harness.variants import VariantSpec
 from harness.window import Windows
 
@@ -61,7 +61,8 @@ class Oracle:
             return Truth(exact, seen.o, seen.d)
 
         def keep(p: int) -> None:
-            for b in np.flatnonzero(block.points[p] >= 0):
-                exact[block.points[p, b], b] = self.S[b]
+            slots = np.flatnonzero(block.points[p] >= 0)
+            point, slot = on_device(exact.device, block.points[p, slots], slots)
+            exact[point, slot] = self.S[slot]
 
         return Truth(exact, *by_calls(self.design, self.state, pieces, block, keep))
