@@ -17,6 +17,7 @@ from harness.kernels.route import route
 from harness.kernels.window import ring_verify
 
 if TYPE_CHECKING:
+    from harness.kernels.block import Tape
     from harness.kernels.design import Triton, TritonState
 
 BLOCK = 128  # slots a program of the cursor kernels moves
@@ -49,6 +50,10 @@ class Inputs(NamedTuple):
     beta: Tensor
     lengths: Tensor
 
+    def step(self, i: int) -> Inputs:
+        """Of inputs with a leading axis of steps, the i-th step's."""
+        return Inputs(*(x[i] for x in self))
+
 
 class Steps:
     """Windows of at most m tokens on all slots of a state. Nothing here reads the device.
@@ -66,6 +71,7 @@ class Steps:
         self.folded = torch.zeros(B, dtype=torch.int32, device=device)
         self.scratch: list[Tensor] = []
         self.drafts: Tensor | None = None
+        self.tape: Tape | None = None  # of the block of steps launched last
         # a launch may begin before the one ahead has ended
         self.early = not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.early else {}

@@ -22,6 +22,7 @@ from harness.variants import VariantSpec
 from harness.window import Windows
 
 PIECE = 64
+MORE = 2  # grid points that a block may have above the most so far, before its states need another place
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Oracle:
         arithmetic = Arithmetic(conventions=conventions or Conventions())
         self.design = maker(VariantSpec("oracle"), RingSpec(PIECE, PIECE, 1, "commit"), arithmetic)
         self.state = self.design.create(shape, len(initial), initial, device=initial.device)
+        self._exact = self.S.new_empty(0, *self.S.shape)
 
     @property
     def S(self) -> Tensor:
@@ -53,9 +55,14 @@ class Oracle:
         return self.state.checkpoint
 
     def advance(self, pieces: Windows, points: np.ndarray | None = None) -> Truth:
-        """Advance every slot by its pieces, [P, B]; points [P, B]: the place of a state in Truth.S, -1 for none."""
+        """Advance every slot by its pieces, [P, B]; points [P, B]: the place of a state in Truth.S, -1 for none.
+
+        Truth.S lies where that of the call before lay, which is lost.
+        """
         block = Laid(pieces.lengths, np.full(pieces.lengths.shape, -1) if points is None else points)
-        exact = self.S.new_empty(block.most, *self.S.shape)
+        if len(self._exact) < block.most:
+            self._exact = self.S.new_empty(block.most + MORE, *self.S.shape)
+        exact = self._exact[: block.most]
         if self.design.fused:
             seen = self.design.fused(self.state, pieces, block, exact, emit=True)
             return Truth(exact, seen.o, seen.d)
