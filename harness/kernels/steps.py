@@ -111,7 +111,7 @@ class Steps:
         w, base, flag = state.on_device
         route[(1,)](
             state.every, w, base, flag, state.plan, state.counts, state.slots,
-            max(16, min(256, triton.next_power_of_2(state.slots))),
+            max(16, min(256, triton.next_power_of_2(state.slots))), self.early, **self.launch,
         )  # fmt: skip
 
     def verify(self, x: Inputs) -> None:
@@ -147,8 +147,9 @@ class Steps:
         grid, L = (triton.cdiv(state.slots, BLOCK),), state.spec.length
         at_once = state.spec.fold_when == "commit"
         moves.advance_cursors[grid](
-            state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once, BLOCK
-        )
+            state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once, BLOCK,
+            self.early, **self.launch,
+        )  # fmt: skip
         if self.drafts is not None:
             rows, warps = tile(s.V, FOLD)
             take_draft[(triton.cdiv(s.V, rows), state.slots, s.HV)](

@@ -93,11 +93,11 @@ def ring_verify(
     before, count, item = 0, tl.load(counts), tl.program_id(0)
     if FLUSH:
         before, count = count, tl.load(counts + 1)
-    n, i, h, share = 0, before + item // SHARES // H, (item // SHARES) % H, item % SHARES
-    if item < count * H * SHARES:
-        n = tl.load(lengths + tl.load(plan + i))
-    if n > 0:
-        b, slot, past, base, first = planned(plan, B, i)
+    h, share = (item // SHARES) % H, item % SHARES
+    # read beside the counts: a place behind the planned ones holds what an earlier step planned
+    b, slot, past, base, first = planned(plan, B, tl.minimum(before + item // SHARES // H, B - 1))
+    n = tl.load(lengths + b)
+    if item < count * H * SHARES and n > 0:
         kq, hist = prepare(
             q, k, g, beta, ring_k, ring_g, raw_k, raw_beta, W, total, A, F, eG, eps, scale, b, slot, past, base, first,
             n, h, m, H, HV, share == 0, K, L, BK, BS, BC, BG, KEY, DOT, INVERSE, RAW, INTERPRETED, EXP,
@@ -140,6 +140,6 @@ def ring_verify(
                 on, values, gain, to_now, A, F, b * HV + hv, head, n, first, m, rows, out, d_out, ring_d, d_lo, raw_v,
                 V, L, BV, BS, INVERSE, LOW, RAW, KEEP_D,
             )  # fmt: skip
-    if PDL and FLUSH:
+    if PDL and FLUSH and item == 0:
         # whoever waits for this kernel waits for the windows that do not fold, too
         tl.extra.cuda.gdc_wait()
