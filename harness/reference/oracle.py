@@ -76,7 +76,8 @@ class Oracle:
 
     def _pieces(self, pieces: Windows, block: Laid, exact: Tensor) -> tuple[Tensor, Tensor]:
         a, s, m, inverse = self.design.arithmetic, pieces.shape, pieces.m, self.design.spec.inverse
-        total, W = (x[..., -1, :] if x.ndim > 4 else x[..., -1:] for x in pieces.decays(a))
+        eG, E = pieces.decays(a)
+        total, W = eG[..., -1:], E[..., -1, :]
         k_hat, results = pieces.keys(a)[0], []
         piece, ended = np.nonzero(block.points >= 0)
         ends = np.searchsorted(piece, np.arange(pieces.W + 1)).tolist()
