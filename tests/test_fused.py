@@ -18,7 +18,7 @@ from harness.tokens import Shape
 from harness.variants import load
 
 pytest.importorskip("triton")
-from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, made
+from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, made, ring_of
 from test_measure import agree
 
 from harness.kernels.design import Triton, TritonState
@@ -43,13 +43,14 @@ def block_of(rng: np.random.Generator, steps: int, widest: int) -> Block:
 def run(name: str, ring: RingConfig, shape: Shape, fused: bool, spoil: Any = None) -> Ran:
     """Two blocks, the second of narrower windows, and the state at the end."""
     rng = np.random.default_rng(3)
+    ring = ring_of(load(name), ring)
     maker = made(Triton, load(name), ring)
     if not fused:
         maker.fused = None
     state, seen = maker.create(shape, 3, start(rng, 3, shape).to(DEVICE), device=DEVICE), []
     assert isinstance(state, TritonState)
     for steps, widest in BLOCKS:
-        block = block_of(rng, steps, widest or ring.max_window)
+        block = block_of(rng, steps, min(widest or ring.max_window, ring.max_window))
         tokens = bf16(draw(rng, steps, 3, int(block.lengths.max()), shape=shape))
         ready = windows(tokens.map(lambda x: x.to(DEVICE)), block.lengths, shape)
         exact = torch.from_numpy(rng.standard_normal((block.most, 3, shape.HV, shape.V, shape.K))).to(DEVICE)

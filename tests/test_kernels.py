@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EVEN = Shape(1, 2, 32, 16)  # no tile reaches over its rows or columns
 SMALL = Shape(1, 2, 5, 6)  # no two sizes equal, no power of two, one key head for two value heads
 U = 2.0**-24
-KERNELS = [n for n in names() if not load(n).fold_current and unsupported(load(n), load(n).arithmetic()) is None]
+KERNELS = [n for n in names() if unsupported(load(n), load(n).arithmetic()) is None]
 RINGS = [RingConfig(16, 4), RingConfig(8, 3, 4, "commit")]
+DECODE = RingConfig(4, 1)  # for designs that decode a token a step
 
 
 @triton.jit
@@ -79,6 +81,11 @@ def case(
     return start(rng, slots, shape).to(DEVICE), windows(tokens, lengths, shape), accepted
 
 
+def ring_of(spec: VariantSpec, ring: RingConfig) -> RingConfig:
+    """The ring, or one that the design can have."""
+    return DECODE if spec.fold_current else ring
+
+
 def made(
     kind: type[Emulated], spec: VariantSpec, ring: RingConfig, precision: PrecisionConfig | None = None
 ) -> Emulated:
@@ -112,6 +119,7 @@ def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) ->
     value that lies near a tie may go either way, so half of what the rounding itself costs.
     """
     spec = load(name)
+    ring = ring_of(spec, ring)
     initial, ready, accepted = case(1, ring, shape=shape, steps=7 if ring.max_window < 16 else 3)
     mine = run(made(Triton, spec, ring), initial, ready, accepted)
     emulated = run(made(Emulated, spec, ring), initial, ready, accepted)
@@ -178,74 +186,119 @@ def test_the_device_moves_its_cursors_as_the_host(name: str, ring: RingConfig) -
     run(maker, initial, ready, accepted, look)
 
 
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("chunked_fp32", {"conventions": {"beta": "fp16"}}, "conventions.beta"),
+    ("chunked_fp32", {"verify": "tokens"}, "a fold of stored d"),
+    ("kv_replay", {"fold_current": True}, "fold_current of a token pass"),
+    ("exact_fold", {"fold_current": True}, "fold_current of a replay"),
+    ("compensated_fold", {"fold_current": True}, "fold_current reads both parts"),
+]
+
+
 def test_a_design_without_a_kernel_is_refused_by_name() -> None:
     """Fault: a kernel of another arithmetic run in silence."""
-    for name, word in (
-        ("kv_replay", "token pass"),
-        ("trtllm_replay", "cumulative"),
-        ("compensated_fold", "store_k_hat"),
+    assert set(KERNELS) == set(names())
+    for name, declared, word in REFUSED:
+        spec = replace(load(name), **declared)
+        ring = RingConfig(16, 1 if spec.fold_current else 4)
+        with pytest.raises(ConfigError, match=rf"{name} has no Triton kernel: .*{word}"):
+            made(Triton, spec, ring)
+    for name, precision, word in (
+        ("chunked_fp32", PrecisionConfig(sites={"gram": "fp16"}), "site gram"),
+        ("chunked_fp32", PrecisionConfig(sites={"decay": "bf16"}), "site decay"),
+        ("chunked_tf32", PrecisionConfig(sites={"history_d": "bf16"}), "site history_d"),
+        ("trtllm_replay", PrecisionConfig(sites={"state_operand": "bf16"}), "site state_operand"),
+        ("chunked_fp32", PrecisionConfig(products={"solve": "fp16"}), "product solve"),
+        ("exact_recurrent", PrecisionConfig(sites={"snapshot": "bf16"}), "a draft's state"),
+        ("exact_recurrent", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
+        ("exact_fold", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
+        ("kv_replay", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
     ):
-        with pytest.raises(ConfigError, match=rf"{name}.*{word}"):
-            made(Triton, load(name), RingConfig())
-    with pytest.raises(ConfigError, match="site gram"):
-        made(Triton, load("chunked_fp32"), RingConfig(), PrecisionConfig(sites={"gram": "bf16"}))
-    for name in ("exact_recurrent", "exact_fold"):
-        with pytest.raises(ConfigError, match="product recurrent"):
-            made(Triton, load(name), RingConfig(), PrecisionConfig(products={"recurrent": "tf32"}))
+        with pytest.raises(ConfigError, match=rf"{name} has no Triton kernel: .*{word}"):
+            made(Triton, load(name), RINGS[0], precision)
 
 
 COMPILE = """
+import dataclasses
+import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from harness.kernels import cursors, fold, measure, recurrent, route, window
+from harness.kernels.numbers import Choices
+from harness.kernels.options import Options, options
+from harness.variants import load
 
 B16, F32, I32 = "*bf16", "*fp32", "*i32"
-TYPES = dict.fromkeys(("q", "k", "v", "out", "d_lo", "raw_v", "raw_k"), B16)
+TYPES = dict.fromkeys(("q", "k", "v", "out", "k_lo", "d_lo", "raw_v", "raw_k"), B16)
 TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "kept"), F32)
 TYPES |= dict.fromkeys(("W", "total", "A", "F", "eG", "W_in", "total_in", "W_out", "total_out"), F32)
 TYPES |= dict.fromkeys(("exact", "found"), "*fp64")
 TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
 TYPES |= dict.fromkeys(("plan", "counts", "folded", "points"), I32)
 TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
-SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "INTERPRETED": False, "EXP": "fast"}
-SIZES |= {"KEY": "fp32", "LOW": True, "READ_LOW": False, "IN_PLACE": True, "KEEP_D": True, "HISTORY": True}
-SIZES |= {"BG": 2, "SHARES": 4, "STRIDED": False, "PDL": True, "RAW": False, "BLOCK": 64, "ON_COMMIT": True}
+SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "IN_PLACE": True, "KEEP_D": True}
+SIZES |= {"HISTORY": "records", "BG": 2, "SHARES": 4, "PDL": True, "BLOCK": 64, "ON_COMMIT": True, "CURRENT": False}
 
 
-def build(kernel, **options):
-    constants = {n: v for n, v in (SIZES | options).items() if n in kernel.arg_names}
-    types = TYPES | dict.fromkeys(("ring_k", "ring_d"), options.get("ring", B16))
+def preset(name):
+    return options(load(name), load(name).arithmetic())
+
+
+def choices(options, exp="fast"):
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name != "formats"}
+    return Choices(**given, exp=exp, interpreted=False)
+
+
+def build(kernel, O=Options(()), exp="fast", **sizes):
+    constants = {n: v for n, v in (SIZES | {"O": choices(O, exp)} | sizes).items() if n in kernel.arg_names}
+    types = TYPES | dict.fromkeys(("ring_k", "ring_d"), B16)
     signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
     at = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
     how = {"num_warps": 2, "num_stages": 3}
     triton.compile(ASTSource(kernel, signature, at), target=GPUTarget("cuda", 90, 32), options=how)
 
 
-for dot, inverse in (("ieee", "substitution"), ("bf16", "rhs_solve"), ("tf32", "substitution")):
-    raw = dot == "tf32"
-    for flush in (False, True):
-        build(window.ring_verify, DOT=dot, FOLD=dot, RAW=raw, INVERSE=inverse, FLUSH=flush)
-for kernel in (route.route, cursors.advance_cursors, cursors.absorb):
-    build(kernel)
-build(fold.fold_product, DOT="tf32x3")
-for strided in (False, True):
-    build(fold.fold_replay, EXP="rounded", STRIDED=strided)
-    build(recurrent.recurrent_verify, STRIDED=strided)
-build(recurrent.take_draft)
-build(measure.weigh)
-for dot in ("ieee", "tf32", "tf32x3", "bf16"):
-    build(measure.error_sums, DOT=dot, BV=16)
-build(measure.error_sums, DOT="ieee", BV=16, HISTORY=False)
+if sys.argv[1] == "windows":
+    for name in sys.argv[2:]:
+        for flush in (False, True):
+            build(window.ring_verify, preset(name), FLUSH=flush)
+    series = Options((), inverse="doubling", series="tf32", after=True, low_k=True, read_low=True, solve="bf16x4")
+    build(window.ring_verify, series, BS=8, FLUSH=False)
+else:
+    for current in (False, True):
+        for kernel in (route.route, cursors.advance_cursors):
+            build(kernel, CURRENT=current)
+    build(cursors.absorb)
+    for product in ("tf32x3", "bf16x2", "bf16x4"):
+        build(fold.fold_product, Options((), fold=product, low_d=True, low_k=True, cumulative=product == "bf16x2"))
+    for strided in (False, True):
+        varied = Options((), strided=strided, after=strided, outside=strided, raw=strided, key="bf16", beta="bf16")
+        build(fold.fold_replay, varied, "rounded")
+        build(recurrent.recurrent_verify, varied)
+    build(recurrent.recurrent_verify, preset("kv_replay"))
+    build(recurrent.take_draft)
+    build(measure.weigh)
+    build(measure.weigh, Options((), cumulative=True))
+    for product in ("ieee", "tf32", "tf32x3", "bf16", "bf16x2", "bf16x4"):
+        low = product == "ieee"
+        read = Options((), state=product, score=product, history=product, low_d=low, low_k=low, read_low=low)
+        build(measure.error_sums, read, BV=16)
+    for history in ("copy", "none"):
+        build(measure.error_sums, BV=16, HISTORY=history)
 print("built")
 """
 
 
-def test_every_kernel_builds_for_hopper_without_one() -> None:
+WINDOWED = [n for n in KERNELS if load(n).verify == "window"]
+
+
+@pytest.mark.parametrize("which", [["windows", *WINDOWED[::2]], ["windows", *WINDOWED[1::2]], ["others"]], ids=str)
+def test_every_kernel_builds_for_hopper_without_one(which: list[str]) -> None:
     """Fault: what the interpreter runs and the compiler refuses, such as a name that changes its shape in a branch."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(options.__file__).parents[2]), env.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, "-c", COMPILE, *which], capture_output=True, text=True, env=env)
     assert done.stdout == "built\n", done.stderr[-2000:]
 
 
@@ -257,8 +310,9 @@ def test_backends_are_resolved_by_name() -> None:
         ("chunked_fp32@emulated", "emulated"), ("null_arm@emulated", "emulated"),
     ]  # fmt: skip
     assert [d.backend for d in designs(Config(variants=["chunked_fp32"]), "cpu")] == ["emulated"]
-    with pytest.raises(ConfigError, match=r"backend: kv_replay .*token pass"):
-        designs(Config(variants=["kv_replay"], backend="triton"), DEVICE)
+    refused = PrecisionConfig(sites={"gram": "fp16"})
+    with pytest.raises(ConfigError, match=r"backend: chunked_fp32 .*site gram"):
+        designs(Config(variants=["chunked_fp32"], backend="triton", precision=refused), DEVICE)
     for wrong in ("cuda", [], ["triton", "triton"], 3):
         with pytest.raises(ConfigError, match=r"^backend: "):
             validate(Config(backend=wrong))

@@ -16,7 +16,7 @@ from harness.variants import VariantSpec, load
 from harness.window import Step
 
 pytest.importorskip("triton")
-from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made
+from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made, ring_of
 
 from harness.kernels.design import Triton, TritonState
 from harness.kernels.measure import Measure, relative
@@ -37,6 +37,7 @@ def spoil(state: TritonState, value: float) -> None:
 
 def decoded(spec: VariantSpec, ring: RingConfig, shape: Shape, steps: int = 5) -> tuple[Triton, TritonState]:
     """Three slots some steps on, with histories of different length."""
+    ring = ring_of(spec, ring)
     initial, ready, accepted = case(11, ring, steps, 3, shape)
     maker = made(Triton, spec, ring)
     assert isinstance(maker, Triton)
