@@ -5,12 +5,8 @@ The interpreter can check indices, masks, cursors and where a value is rounded, 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +27,6 @@ from harness.window import Windows
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-from harness.kernels import options  # noqa: E402
 from harness.kernels.design import Triton, TritonState  # noqa: E402
 from harness.kernels.numbers import round_bf16, truncate_tf32  # noqa: E402
 from harness.kernels.options import unsupported  # noqa: E402
@@ -107,19 +102,12 @@ def distance(x: Any, y: Any, part: int) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
-    ("shape", "ring"), [(SMALL, RINGS[0]), (SMALL, RINGS[1]), (EVEN, RINGS[0]), (SMALL, RingConfig(32, 16))], ids=str
-)
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) -> None:
-    """Faults: a head or row mapped wrongly, a decay to the wrong end, a record in another's row, a cursor read late,
-    a rounding left out or doubled.
+def as_emulated(spec: VariantSpec, ring: RingConfig, shape: Shape = SMALL) -> None:
+    """Assert that a kernel does what its emulation does.
 
     Served and kept states: sums of K and of a window in fp32 in another order, over all tokens; in lower precision a
     value that lies near a tie may go either way, so half of what the rounding itself costs.
     """
-    spec = load(name)
-    ring = ring_of(spec, ring)
     initial, ready, accepted = case(1, ring, shape=shape, steps=7 if ring.max_window < 16 else 3)
     mine = run(made(Triton, spec, ring), initial, ready, accepted)
     emulated = run(made(Emulated, spec, ring), initial, ready, accepted)
@@ -130,6 +118,16 @@ def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) ->
         assert distance(mine, emulated, part) <= max(0.5 * own, (tokens + shape.K) * U), f"part {part}: {own:.1e}"
     # outputs are stored in bf16: one unit where a value lies near a tie
     assert distance(mine, emulated, 0) <= 2.0**-8
+
+
+@pytest.mark.parametrize(
+    ("shape", "ring"), [(SMALL, RINGS[0]), (SMALL, RINGS[1]), (EVEN, RINGS[0]), (SMALL, RingConfig(32, 16))], ids=str
+)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) -> None:
+    """Faults: a head or row mapped wrongly, a decay to the wrong end, a record in another's row, a cursor read late,
+    a rounding left out or doubled."""
+    as_emulated(load(name), ring_of(load(name), ring), shape)
 
 
 @pytest.mark.parametrize("name", ["exact_recurrent", "exact_fold"])
@@ -150,10 +148,14 @@ def test_another_order_of_the_sums_is_another_rounding(name: str) -> None:
         assert same(other, run(made(Triton, load("null_arm"), RINGS[0]), initial, ready, accepted))
 
 
-@pytest.mark.parametrize("name", ["chunked_fp32", "exact_fold", "exact_recurrent"])
-def test_rows_outside_a_history_are_not_read(name: str) -> None:
+DEFERRED = replace(load("kv_replay"), name="deferred", flush_at=None, fold_when=None)  # it replays in registers
+NAMED = ["chunked_fp32", "exact_fold", "exact_recurrent", "compensated_fold", "trtllm_replay", "replay_decode"]
+
+
+@pytest.mark.parametrize("spec", [*map(load, NAMED), DEFERRED], ids=lambda spec: spec.name)
+def test_rows_outside_a_history_are_not_read(spec: VariantSpec) -> None:
     """Fault: a row behind the history loaded and multiplied by zero."""
-    spec, ring = load(name), RINGS[0]
+    ring = ring_of(spec, RINGS[0])
     initial, ready, accepted = case(2, ring)
 
     def poison(value: float) -> Callable[[TritonState, int], None]:
@@ -171,10 +173,9 @@ def test_rows_outside_a_history_are_not_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("ring", RINGS, ids=str)
-@pytest.mark.parametrize("name", ["chunked_fp32", "exact_recurrent"])
-def test_the_device_moves_its_cursors_as_the_host(name: str, ring: RingConfig) -> None:
+@pytest.mark.parametrize("spec", [load("chunked_fp32"), load("exact_recurrent"), DEFERRED], ids=lambda spec: spec.name)
+def test_the_device_moves_its_cursors_as_the_host(spec: VariantSpec, ring: RingConfig) -> None:
     """Faults: a base that moves without a flush, an aborted window that moves one, a flag raised one record late."""
-    spec = load(name)
     initial, ready, accepted = case(3, ring, steps=12)
     accepted[5] = 0
     maker = made(Triton, spec, ring)
@@ -184,122 +185,6 @@ def test_the_device_moves_its_cursors_as_the_host(name: str, ring: RingConfig) -
         assert state.on_device.tolist() == [c.write_pos, c.cache_base, [int(f) for f in c.is_flush]], f"step {step}"
 
     run(maker, initial, ready, accepted, look)
-
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("chunked_fp32", {"conventions": {"beta": "fp16"}}, "conventions.beta"),
-    ("chunked_fp32", {"verify": "tokens"}, "a fold of stored d"),
-    ("kv_replay", {"fold_current": True}, "fold_current of a token pass"),
-    ("exact_fold", {"fold_current": True}, "fold_current of a replay"),
-    ("compensated_fold", {"fold_current": True}, "fold_current reads both parts"),
-]
-
-
-def test_a_design_without_a_kernel_is_refused_by_name() -> None:
-    """Fault: a kernel of another arithmetic run in silence."""
-    assert set(KERNELS) == set(names())
-    for name, declared, word in REFUSED:
-        spec = replace(load(name), **declared)
-        ring = RingConfig(16, 1 if spec.fold_current else 4)
-        with pytest.raises(ConfigError, match=rf"{name} has no Triton kernel: .*{word}"):
-            made(Triton, spec, ring)
-    for name, precision, word in (
-        ("chunked_fp32", PrecisionConfig(sites={"gram": "fp16"}), "site gram"),
-        ("chunked_fp32", PrecisionConfig(sites={"decay": "bf16"}), "site decay"),
-        ("chunked_tf32", PrecisionConfig(sites={"history_d": "bf16"}), "site history_d"),
-        ("trtllm_replay", PrecisionConfig(sites={"state_operand": "bf16"}), "site state_operand"),
-        ("chunked_fp32", PrecisionConfig(products={"solve": "fp16"}), "product solve"),
-        ("exact_recurrent", PrecisionConfig(sites={"snapshot": "bf16"}), "a draft's state"),
-        ("exact_recurrent", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
-        ("exact_fold", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
-        ("kv_replay", PrecisionConfig(products={"recurrent": "tf32"}), "product recurrent"),
-    ):
-        with pytest.raises(ConfigError, match=rf"{name} has no Triton kernel: .*{word}"):
-            made(Triton, load(name), RINGS[0], precision)
-
-
-COMPILE = """
-import dataclasses
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from harness.kernels import cursors, fold, measure, recurrent, route, window
-from harness.kernels.numbers import Choices
-from harness.kernels.options import Options, options
-from harness.variants import load
-
-B16, F32, I32 = "*bf16", "*fp32", "*i32"
-TYPES = dict.fromkeys(("q", "k", "v", "out", "k_lo", "d_lo", "raw_v", "raw_k"), B16)
-TYPES |= dict.fromkeys(("g", "beta", "d_out", "C", "ring_g", "raw_beta", "drafts", "kept"), F32)
-TYPES |= dict.fromkeys(("W", "total", "A", "F", "eG", "W_in", "total_in", "W_out", "total_out"), F32)
-TYPES |= dict.fromkeys(("exact", "found"), "*fp64")
-TYPES |= dict.fromkeys(("lengths", "slots", "accepted", "write_pos", "cache_base", "is_flush"), I32)
-TYPES |= dict.fromkeys(("plan", "counts", "folded", "points"), I32)
-TYPES |= {"eps": "fp32", "scale": "fp32"} | dict.fromkeys(("m", "H", "HV", "B", "n", "flush_at"), "i32")
-SIZES = {"K": 128, "V": 128, "L": 16, "BK": 128, "BV": 32, "BS": 4, "BC": 16, "IN_PLACE": True, "KEEP_D": True}
-SIZES |= {"HISTORY": "records", "BG": 2, "SHARES": 4, "PDL": True, "BLOCK": 64, "ON_COMMIT": True, "CURRENT": False}
-
-
-def preset(name):
-    return options(load(name), load(name).arithmetic())
-
-
-def choices(options, exp="fast"):
-    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name != "formats"}
-    return Choices(**given, exp=exp, interpreted=False)
-
-
-def build(kernel, O=Options(()), exp="fast", **sizes):
-    constants = {n: v for n, v in (SIZES | {"O": choices(O, exp)} | sizes).items() if n in kernel.arg_names}
-    types = TYPES | dict.fromkeys(("ring_k", "ring_d"), B16)
-    signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
-    at = {(kernel.arg_names.index(n),): v for n, v in constants.items()}
-    how = {"num_warps": 2, "num_stages": 3}
-    triton.compile(ASTSource(kernel, signature, at), target=GPUTarget("cuda", 90, 32), options=how)
-
-
-if sys.argv[1] == "windows":
-    for name in sys.argv[2:]:
-        for flush in (False, True):
-            build(window.ring_verify, preset(name), FLUSH=flush)
-    series = Options((), inverse="doubling", series="tf32", after=True, low_k=True, read_low=True, solve="bf16x4")
-    build(window.ring_verify, series, BS=8, FLUSH=False)
-else:
-    for current in (False, True):
-        for kernel in (route.route, cursors.advance_cursors):
-            build(kernel, CURRENT=current)
-    build(cursors.absorb)
-    for product in ("tf32x3", "bf16x2", "bf16x4"):
-        build(fold.fold_product, Options((), fold=product, low_d=True, low_k=True, cumulative=product == "bf16x2"))
-    for strided in (False, True):
-        varied = Options((), strided=strided, after=strided, outside=strided, raw=strided, key="bf16", beta="bf16")
-        build(fold.fold_replay, varied, "rounded")
-        build(recurrent.recurrent_verify, varied)
-    build(recurrent.recurrent_verify, preset("kv_replay"))
-    build(recurrent.take_draft)
-    build(measure.weigh)
-    build(measure.weigh, Options((), cumulative=True))
-    for product in ("ieee", "tf32", "tf32x3", "bf16", "bf16x2", "bf16x4"):
-        low = product == "ieee"
-        read = Options((), state=product, score=product, history=product, low_d=low, low_k=low, read_low=low)
-        build(measure.error_sums, read, BV=16)
-    for history in ("copy", "none"):
-        build(measure.error_sums, BV=16, HISTORY=history)
-print("built")
-"""
-
-
-WINDOWED = [n for n in KERNELS if load(n).verify == "window"]
-
-
-@pytest.mark.parametrize("which", [["windows", *WINDOWED[::2]], ["windows", *WINDOWED[1::2]], ["others"]], ids=str)
-def test_every_kernel_builds_for_hopper_without_one(which: list[str]) -> None:
-    """Fault: what the interpreter runs and the compiler refuses, such as a name that changes its shape in a branch."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(options.__file__).parents[2]), env.get("PYTHONPATH"))))
-    done = subprocess.run([sys.executable, "-c", COMPILE, *which], capture_output=True, text=True, env=env)
-    assert done.stdout == "built\n", done.stderr[-2000:]
 
 
 def test_backends_are_resolved_by_name() -> None:
