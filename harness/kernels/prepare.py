@@ -34,10 +34,10 @@ def weights(ring_g, row, valid, past, head, L: tl.constexpr, O: tl.constexpr, AX
 @triton.jit
 def past_keys(ring_k, k_lo, row, valid, key_head, keys, K: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr):
     """k_hat [BC, BK] of a history whose j-th record lies in row[j], zero behind it; keys [BK] the columns."""
-    at, inside = (key_head * L + row)[:, None] * K + keys[None, :], valid[:, None] & (keys < K)[None, :]
-    k_hat = tl.load(ring_k + at, mask=inside, other=0.0).to(tl.float32)
+    at, inside = (key_head * L + row)[:, None] * K, valid[:, None] & (keys < K)[None, :]
+    k_hat = tl.load(ring_k + at + keys[None, :], mask=inside, other=0.0).to(tl.float32)
     if LOW:
-        k_hat += tl.load(k_lo + at, mask=inside, other=0.0).to(tl.float32)
+        k_hat += tl.load(k_lo + at + keys[None, :], mask=inside, other=0.0).to(tl.float32)
     return k_hat
 
 
