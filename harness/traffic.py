@@ -98,7 +98,10 @@ def of_design(design: Any, shape: Shape, m: int) -> Traffic:
     sizes = {name: dtype.itemsize for name, dtype in design.formats.items()}
     written = tuple(design.records)
     snapshot = spec.fold == "snapshot"
-    read = tuple(n for n in written if n in ("d", "k_hat", "g") or (n == "d_lo" and spec.history_read == "sum"))
+    low = ("d_lo", "k_hat_lo") if spec.history_read == "sum" else ()
+    read = tuple(n for n in written if n in ("d", "k_hat", "g", *low))
+    if spec.verify == "tokens":
+        read = written
     if spec.fold == "replay":
         folded: tuple[str, ...] = ("v", "k", "g", "beta")
     else:

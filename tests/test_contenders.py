@@ -220,8 +220,10 @@ def test_the_two_references_are_always_timed_and_the_rest_named(tmp_path):
     """Fault: ratios without their denominator because a user asked for one variant; a variant dropped silently."""
     shorter = tmp_path / "shorter.yaml"
     shorter.write_text((CONFIGS / "variant" / "exact_recurrent.yaml").read_text().replace("ieee/64", "ieee/32"))
-    variants = ["chunked_tf32", "null_arm", str(shorter), "compensated_fold"]
+    refused = tmp_path / "refused.yaml"
+    refused.write_text("sites: {default: fp32, gram: fp16}\ndots: {default: ieee}\n")
+    variants = ["chunked_tf32", "null_arm", str(shorter), str(refused)]
     made, left_out = kernels.contenders(Config(variants=variants), "cpu")
     assert [d.spec.name for d in made] == ["exact_recurrent", "exact_fold", "chunked_tf32", "null_arm"]
     assert left_out[str(shorter)] == "the kernel is that of exact_recurrent"
-    assert left_out["compensated_fold"].startswith("site store_k_hat")
+    assert left_out[str(refused)].startswith("site gram")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from harness.errors import RingError
 from harness.reference.calls import Seen
 from harness.schedule import Block, Event
 from harness.tokens import Shape
-from harness.variants import load
+from harness.variants import VariantSpec, load
 
 pytest.importorskip("triton")
-from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, made
+from test_kernels import DECODE, DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, made, ring_of
 from test_measure import agree
 
 from harness.kernels.design import Triton, TritonState
@@ -40,16 +41,18 @@ def block_of(rng: np.random.Generator, steps: int, widest: int) -> Block:
     return Block(np.zeros_like(lengths), lengths, accepted, events)
 
 
-def run(name: str, ring: RingConfig, shape: Shape, fused: bool, spoil: Any = None) -> Ran:
+def run(name: str | VariantSpec, ring: RingConfig, shape: Shape, fused: bool, spoil: Any = None) -> Ran:
     """Two blocks, the second of narrower windows, and the state at the end."""
     rng = np.random.default_rng(3)
-    maker = made(Triton, load(name), ring)
+    spec = load(name) if isinstance(name, str) else name
+    ring = ring_of(spec, ring)
+    maker = made(Triton, spec, ring)
     if not fused:
         maker.fused = None
     state, seen = maker.create(shape, 3, start(rng, 3, shape).to(DEVICE), device=DEVICE), []
     assert isinstance(state, TritonState)
     for steps, widest in BLOCKS:
-        block = block_of(rng, steps, widest or ring.max_window)
+        block = block_of(rng, steps, min(widest or ring.max_window, ring.max_window))
         tokens = bf16(draw(rng, steps, 3, int(block.lengths.max()), shape=shape))
         ready = windows(tokens.map(lambda x: x.to(DEVICE)), block.lengths, shape)
         exact = torch.from_numpy(rng.standard_normal((block.most, 3, shape.HV, shape.V, shape.K))).to(DEVICE)
@@ -81,10 +84,11 @@ def compare(one: Ran, other: Ran) -> None:
 @pytest.mark.parametrize(
     ("name", "ring", "shape"),
     [(name, RINGS[0], SMALL) for name in KERNELS]
-    + [("exact_fold", RINGS[1], SMALL), ("chunked_bf16", RINGS[1], SMALL), ("chunked_fp32", RINGS[0], EVEN)],
+    + [("exact_fold", RINGS[1], SMALL), ("chunked_bf16", RINGS[1], SMALL), ("chunked_fp32", RINGS[0], EVEN)]
+    + [(DEFERRED, RINGS[0], SMALL)],
     ids=str,
 )
-def test_a_block_is_its_calls(name: str, ring: RingConfig, shape: Shape) -> None:
+def test_a_block_is_its_calls(name: str | VariantSpec, ring: RingConfig, shape: Shape) -> None:
     """Faults: a state read before the commit or after the next verify, an idle or aborted slot moved, a slot's error in
     another's row, a step's outputs written over the last one's, a cursor or count the host keeps wrong."""
     compare(run(name, ring, shape, True), run(name, ring, shape, False))
@@ -103,6 +107,29 @@ def test_a_head_that_is_no_number_stays_alone(name: str) -> None:
     bad = np.isnan(seen.errors[slot, block.points[step, slot]])
     assert (bad == ((slot == 2)[:, None] & (np.arange(2) == 1))[..., None]).all() and bad.any()
     compare(one, run(name, RINGS[0], SMALL, False, spoil))
+
+
+def test_a_block_is_planned_anew_for_designs_that_fold_their_token() -> None:
+    """Faults: a plan of equal rings shared where cursors move otherwise; a folded token that a block may refuse."""
+    rng = np.random.default_rng(5)
+    block = block_of(rng, 6, 1)
+    block.accepted[block.lengths > 0] = 1
+    ready = windows(bf16(draw(rng, 6, 3, 1, shape=SMALL)).map(lambda x: x.to(DEVICE)), block.lengths, SMALL)
+    exact = torch.ones(block.most, 3, 2, 5, 6, dtype=torch.float64, device=DEVICE)
+    for fold_current in (False, True):
+        maker = made(Triton, replace(load("chunked_fp32"), flush_at=3, fold_current=fold_current), DECODE)
+        state = maker.create(SMALL, 3, start(rng, 3, SMALL).to(DEVICE), device=DEVICE)
+        decode_block(maker, state, ready, block, exact)
+        # five tokens of slot 1: three, then a flush with the fourth inside it or behind it
+        assert (state.cursors.write_pos[1], state.cursors.cache_base[1]) == ((1, 0) if fold_current else (2, 3))
+        assert isinstance(state, TritonState) and state.on_device[:2, 1].tolist() == [
+            state.cursors.write_pos[1], state.cursors.cache_base[1]
+        ]  # fmt: skip
+    block.accepted[4, 1] = 0
+    state = maker.create(SMALL, 3, start(rng, 3, SMALL).to(DEVICE), device=DEVICE)
+    block.memo.clear()
+    with pytest.raises(RingError, match="slot 1: its token is folded already"):
+        decode_block(maker, state, ready, block, exact)
 
 
 def test_a_refused_block_has_done_nothing() -> None:

@@ -16,7 +16,7 @@ from harness.variants import VariantSpec, load
 from harness.window import Step
 
 pytest.importorskip("triton")
-from test_kernels import DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made
+from test_kernels import DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made, ring_of
 
 from harness.kernels.design import Triton, TritonState
 from harness.kernels.measure import Measure, relative
@@ -37,6 +37,7 @@ def spoil(state: TritonState, value: float) -> None:
 
 def decoded(spec: VariantSpec, ring: RingConfig, shape: Shape, steps: int = 5) -> tuple[Triton, TritonState]:
     """Three slots some steps on, with histories of different length."""
+    ring = ring_of(spec, ring)
     initial, ready, accepted = case(11, ring, steps, 3, shape)
     maker = made(Triton, spec, ring)
     assert isinstance(maker, Triton)
@@ -89,18 +90,37 @@ def test_measured_errors_are_those_of_the_states_read(name: str, shape: Shape, r
 
 
 PARTS = {"store_d": "bf16x2", "store_k_hat": "fp16"}
+BOTH = {"store_d": "bf16x2", "store_k_hat": "bf16x2"}
 
 
-@pytest.mark.parametrize(("dot", "history_read"), [("tf32x3", "sum"), ("tf32", "hi"), ("bf16", "sum")])
-def test_operands_are_those_of_the_products(dot: str, history_read: str) -> None:
-    """Faults: a low part read where a verify reads none, or left out; two parts taken for the number they stand for."""
+@pytest.mark.parametrize(
+    ("dot", "history_read", "parts"),
+    [("tf32x3", "sum", PARTS), ("tf32", "hi", PARTS), ("bf16", "sum", PARTS), ("tf32", "sum", BOTH)]
+    + [("ieee", "hi", BOTH), ("bf16x2", "sum", BOTH), ("bf16x4", "hi", BOTH)],
+)
+def test_operands_are_those_of_the_products(dot: str, history_read: str, parts: dict[str, str]) -> None:
+    """Faults: a low part read where a verify reads none, or left out; two parts taken for the number they stand for; a
+    product's operand read as another's."""
     base = load("chunked_fp32")
     dots = {"default": dot, "solve": "ieee", "output": "ieee"}
-    spec = replace(base, dots=dots, sites=base.sites | PARTS, history_read=history_read)
+    spec = replace(base, dots=dots, sites=base.sites | parts, history_read=history_read)
     maker, state = decoded(spec, RINGS[0], SMALL)
     spoil(state, 1e30)
     S = near(maker, state, [0, 1, 2], [0, 2, 0])
     agree(measured(maker, state, [0, 1, 2], [0, 2, 0], S), by_reading(maker, state, [0, 1, 2], S[[0, 2, 0], [0, 1, 2]]))
+
+
+@pytest.mark.parametrize("checkpoint", ["fp32", "bf16"])
+def test_a_replayed_state_is_read_as_the_next_window_starts(checkpoint: str) -> None:
+    """Faults: served taken from the checkpoint, or after its rounding; kept before it."""
+    spec = replace(DEFERRED, sites=DEFERRED.sites | {"checkpoint": checkpoint})
+    maker, state = decoded(spec, RINGS[0], SMALL)
+    spoil(state, float("nan"))
+    assert any(state.cursors.write_pos)
+    S = near(maker, state, [0, 1, 2], [0, 2, 0])
+    mine = measured(maker, state, [0, 1, 2], [0, 2, 0], S)
+    agree(mine, by_reading(maker, state, [0, 1, 2], S[[0, 2, 0], [0, 1, 2]]))
+    assert torch.equal(mine[..., :2], mine[..., 2:]) == (checkpoint == "fp32")
 
 
 @pytest.mark.parametrize("name", ["chunked_tf32", "exact_recurrent"])

@@ -9,6 +9,7 @@ as a step. A step's outputs and writes stay in the kernels' formats until the bl
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.errors import RingError
 from harness.kernels.measure import Measure, relative
 from harness.kernels.steps import Inputs, Steps
 from harness.reference.calls import Seen
@@ -45,7 +47,18 @@ class Plan:
     at: list[Tensor]  # step, slot and lane of every committed token, [B, T]
 
 
-def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any) -> Plan:
+def commit(cursors: Cursors, slots: Sequence[int], accepted: Sequence[int], fold_current: bool) -> None:
+    """Move cursors as a commit and the folds that belong to it do; fold_current: as Emulated.commit has it."""
+    current = [s for s in slots if cursors.flushed[s]] if fold_current else []
+    for slot, n in zip(slots, accepted, strict=True):
+        if slot in current and n == 0:
+            raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
+    full = cursors.commit(slots, accepted)
+    cursors.absorb(current)
+    cursors.absorb(full)
+
+
+def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any, fold_current: bool = False) -> Plan:
     """Move a copy of the cursors through a block. Raises RingError as they do, before anything is launched."""
     cursors = copy.deepcopy(cursors)
     W, B = windows.lengths.shape
@@ -57,7 +70,7 @@ def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any) -> Plan
     for i, (lengths, accepted, points) in enumerate(steps):
         slots = [b for b, m in enumerate(lengths) if m]
         cursors.verify(slots, [lengths[b] for b in slots])
-        cursors.absorb(cursors.commit(slots, [accepted[b] for b in slots]))
+        commit(cursors, slots, [accepted[b] for b in slots], fold_current)
         live += bool(slots)
         here = [b for b, p in enumerate(points) if p >= 0]
         if here:
@@ -73,12 +86,13 @@ def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any) -> Plan
     return Plan(rows, live, table[1][looked], table[2][looked], look, history, folded, cursors, at)
 
 
-def planned(state: TritonState, windows: Windows, block: Any) -> Plan:
+def planned(state: TritonState, windows: Windows, block: Any, fold_current: bool) -> Plan:
     """The block's plan, made once for all designs whose rings are alike."""
     c = state.cursors
-    key = "launches", c.spec, tuple(c.write_pos), tuple(c.cache_base), tuple(c.is_flush), tuple(c.window), state.device
+    at = tuple(c.write_pos), tuple(c.cache_base), tuple(c.is_flush), tuple(c.window)
+    key = "launches", c.spec, fold_current, at, state.device
     if key not in block.memo:
-        block.memo[key] = plan_of(c, windows, block, state.device)
+        block.memo[key] = plan_of(c, windows, block, state.device, fold_current)
     plan: Plan = block.memo[key]
     return plan
 
@@ -140,7 +154,7 @@ class Tape:
 def decode(design: Triton, state: TritonState, windows: Windows, block: Any, S: Tensor) -> Seen:
     """A block of steps of a design, read against the exact states S [P, B, HV, V, K] fp64. The device is read once."""
     inputs = design.ready(state, windows)
-    plan = planned(state, windows, block)
+    plan = planned(state, windows, block, design.spec.fold_current)
     state.sync()
     s, steps, exact = state.shape, design._steps(state, windows.m), S.contiguous()
     if not state.routed:

@@ -9,9 +9,12 @@ import triton.language as tl
 @triton.jit
 def advance_cursors(
     slots, accepted, write_pos, cache_base, is_flush, folded, n, flush_at,
-    L: tl.constexpr, ON_COMMIT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    L: tl.constexpr, ON_COMMIT: tl.constexpr, CURRENT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Commit accepted[i] tokens on slots[i], -1: the slot is not in the step. ON_COMMIT: folded [n], what folds now."""
+    """Commit accepted[i] tokens on slots[i], -1: the slot is not in the step. ON_COMMIT: folded [n], what folds now.
+
+    CURRENT: a flag has folded the token at hand too, which leaves no record behind
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -23,7 +26,11 @@ def advance_cursors(
     base = tl.load(cache_base + slot, mask=there, other=0)
     flag = tl.load(is_flush + slot, mask=there, other=0)
     base = tl.where((flag != 0) & (taken > 0), (base + w) & (L - 1), base)
-    w = tl.where(flag != 0, taken, w + taken)
+    if CURRENT:
+        base = tl.where(flag != 0, (base + taken) & (L - 1), base)
+        w = tl.where(flag != 0, 0, w + taken)
+    else:
+        w = tl.where(flag != 0, taken, w + taken)
     full = w >= flush_at
     if ON_COMMIT:
         tl.store(folded + i, tl.where(full & there, w, 0), mask=i < n)

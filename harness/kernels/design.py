@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.errors import ConfigError, RingError
-from harness.kernels.block import decode
+from harness.kernels import block as whole
 from harness.kernels.measure import decays
-from harness.kernels.numbers import INTERPRETED
+from harness.kernels.numbers import INTERPRETED, Choices
 from harness.kernels.options import options, unsupported
 from harness.kernels.route import FIELDS
 from harness.kernels.steps import Inputs, Steps, check
@@ -89,6 +90,8 @@ class Triton(Emulated):
             raise ConfigError(f"backend: {self.spec.name} has no Triton kernel: {why}")
         self.options = options(self.spec, self.arithmetic)
         self.formats = dict(self.options.formats)
+        given = {f.name: getattr(self.options, f.name) for f in fields(self.options) if f.name != "formats"}
+        self.choices = Choices(**given, exp=exp, interpreted=INTERPRETED)
 
     def _state(self, shape: Shape, slots: int, device: Any) -> TritonState:
         if torch.device(device).type != "cuda" and not INTERPRETED:
@@ -133,7 +136,7 @@ class Triton(Emulated):
     def fused(self, state: EmulatedState, windows: Windows, block: Any, S: Tensor, emit: bool = False) -> Seen:
         """A block of steps, read against the exact states S [P, B, HV, V, K], by launches alone: as by_calls."""
         assert isinstance(state, TritonState) and not emit
-        return decode(self, state, windows, block, S)
+        return whole.decode(self, state, windows, block, S)
 
     def verify(self, state: EmulatedState, step: Step) -> Verified:
         """As Emulated.verify; a flagged slot's fold happens in the same pass, on the device."""
@@ -154,7 +157,7 @@ class Triton(Emulated):
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """As Emulated.commit."""
         assert isinstance(state, TritonState)
-        full = state.cursors.commit(slots, accepted)
+        whole.commit(state.cursors, slots, accepted, self.spec.fold_current)
         if not slots:
             return
         counts = [-1] * state.slots
@@ -165,8 +168,6 @@ class Triton(Emulated):
         state.folded = None
         assert state.steps is not None
         state.steps.commit(torch.tensor(counts, dtype=torch.int32, device=state.device))
-        if state.spec.fold_when == "commit":
-            state.cursors.absorb(full)
         state.moved()
 
     def _steps(self, state: TritonState, m: int) -> Steps:
@@ -181,6 +182,10 @@ class Triton(Emulated):
         if which == "kept":
             return super().read(state, which, slots).double()
         state.cursors.idle(slots, "read")
+        lengths = [state.cursors.write_pos[slot] for slot in slots]
+        if which == "served" and self.spec.verify == "tokens" and any(lengths):
+            # where the next window starts from, in registers
+            return self._copied(state, slots, lengths, torch.float32).double()
         return super().read(state.widened(slots), which, range(len(slots)))
 
     def _history(self, state: EmulatedState, rows: Rows) -> History:
@@ -192,13 +197,17 @@ class Triton(Emulated):
         """As Emulated's, but by the kernels' own sum and exponential."""
         g = rows.state.records["g"][list(rows.slots)].float()
         base = [rows.state.cursors.cache_base[slot] for slot in rows.slots]
-        W, total = decays(g, rows.lengths, base, self.exp)
+        W, total = decays(g, rows.lengths, base, self.choices)
         return W[..., : rows.count].double(), total[..., None].double()
 
     def _folded(self, state: EmulatedState, slots: Sequence[int], lengths: Sequence[int], end: Sequence[int]) -> Tensor:
         assert isinstance(state, TritonState)
+        return self._copied(state, slots, lengths, state.checkpoint.dtype)
+
+    def _copied(self, state: TritonState, slots: Sequence[int], lengths: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """States of slots [n, HV, V, K] after lengths[i] records, by the fold kernel."""
         state.sync()
         which, counts = (torch.tensor(x, dtype=torch.int32, device=state.device) for x in (list(slots), list(lengths)))
-        out = torch.empty(len(slots), *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=state.device)
+        out = torch.empty(len(slots), *state.checkpoint.shape[1:], dtype=dtype, device=state.device)
         (state.steps or self._steps(state, 1)).fold(counts, out, which)
         return out

@@ -11,19 +11,21 @@ from harness.kernels.numbers import (
     decay,
     dot,
     folded_tile,
+    norm,
     over_columns,
     quotient,
+    rounded,
     tile_of,
     unfolded,
 )
-from harness.kernels.prepare import weights, writes
+from harness.kernels.prepare import past_keys, weights, writes
 
 
 @triton.jit
 def fold_product(
-    C, ring_k, ring_d, ring_g, d_lo, slots, lengths, cache_base, out, H, HV,
+    C, ring_k, k_lo, ring_d, d_lo, ring_g, slots, lengths, cache_base, out, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
-    DOT: tl.constexpr, LOW: tl.constexpr, IN_PLACE: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
+    IN_PLACE: tl.constexpr, O: tl.constexpr,
 ):  # fmt: skip
     """out[i], or the slot's own place, = the checkpoint of slots[i] after lengths[i] records."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -37,11 +39,11 @@ def fold_product(
     if w > 0:
         row = (base + tl.minimum(record, w - 1)) & (L - 1)
         valid = record < w
-        W, total = weights(ring_g, row, valid, slot * HV + hv, L, EXP)
-        Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, LOW) * W[None, :]
-        head = slot * H + hv // (HV // H)
-        past = tl.load(ring_k + (head * L + row)[:, None] * K + keys[None, :], mask=(keys < K)[None, :], other=0.0)
-        S = S * total + dot(Wd, past.to(tl.float32), DOT, INTERPRETED)
+        W, total, _ = weights(ring_g, row, valid, w, slot * HV + hv, L, O)
+        Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, O.low_d) * W[None, :]
+        # rows behind the history are read from its last one, and W is zero there
+        k_hat = past_keys(ring_k, k_lo, row, record >= 0, slot * H + hv // (HV // H), keys, K, L, O.low_k)
+        S = S * total + dot(Wd, k_hat, O.fold, O.interpreted)
     to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
     tl.store(out + to, as_stored(S, out), mask=inside)
 
@@ -50,7 +52,7 @@ def fold_product(
 def fold_replay(
     C, raw_k, raw_v, ring_g, raw_beta, slots, lengths, cache_base, out, eps, H, HV,
     K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IN_PLACE: tl.constexpr,
-    INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr,
+    O: tl.constexpr,
 ):  # fmt: skip
     """The same by the recurrence over raw records, one token after the other in registers."""
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -62,7 +64,7 @@ def fold_replay(
     rows, base = tile * BV + tl.arange(0, BV), tl.load(cache_base + slot)
     S = replayed(
         S, raw_k, raw_v, ring_g, raw_beta, slot * H + hv // (HV // H), slot * HV + hv, rows, w, base, eps,
-        K, V, L, BK, INTERPRETED, EXP, STRIDED,
+        K, V, L, BK, O,
     )  # fmt: skip
     to, _ = folded_tile((slot if IN_PLACE else i) * HV + hv, tile * BV, V, K, BK, BV)
     tl.store(out + to, tl.reshape(as_stored(S, out), place.shape), mask=inside)
@@ -71,8 +73,7 @@ def fold_replay(
 @triton.jit
 def replayed(
     S, raw_k, raw_v, ring_g, raw_beta, key_head, head, rows, w, base, eps,
-    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, INTERPRETED: tl.constexpr, EXP: tl.constexpr,
-    STRIDED: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, O: tl.constexpr,
 ):  # fmt: skip
     """S [I, BV, J], the given rows [BV] of a state, after w records from base on."""
     keys = columns(BK)
@@ -88,22 +89,26 @@ def replayed(
         next_key = tl.load(raw_k + (key_head * L + row) * K + keys, mask=keys < K, other=0.0)
         next_value = tl.load(raw_v + (head * L + row) * V + rows, mask=rows < V, other=0.0)
         next_g, next_beta = tl.load(ring_g + head * L + row), tl.load(raw_beta + head * L + row)
-        S, _ = advance(S, key.to(tl.float32), value.to(tl.float32), g, beta, eps, INTERPRETED, EXP, STRIDED)
+        S, _ = advance(S, key.to(tl.float32), value.to(tl.float32), g, beta, eps, O)
         key, value, g, beta = next_key, next_value, next_g, next_beta
     return S
 
 
 @triton.jit
-def unit(key, eps, INTERPRETED: tl.constexpr):
+def unit(key, eps, O: tl.constexpr):
     """key [I, J] over its norm, [I, 1, J]."""
-    norm = tl.sqrt(tl.sum(tl.sum(key * key, axis=0), axis=0) + eps)
-    return quotient(key, norm, INTERPRETED)[:, None, :]
+    size = norm(tl.sum(tl.sum(key * key, axis=0), axis=0), eps, O.outside)
+    return quotient(key, size, O.interpreted)[:, None, :]
 
 
 @triton.jit
-def advance(S, key, value, g, beta, eps, INTERPRETED: tl.constexpr, EXP: tl.constexpr, STRIDED: tl.constexpr):
-    """S [I, BV, J] after one token of raw key [I, J], and its write d [BV]. STRIDED: as over_columns says."""
-    k_hat = unit(key, eps, INTERPRETED)
-    S = S * decay(g, EXP)
-    d = (value - over_columns(S * k_hat, STRIDED)) * beta
+def advance(S, key, value, g, beta, eps, O: tl.constexpr):
+    """S [I, BV, J] after one token of raw key [I, J], and its write d [BV]."""
+    k_hat = rounded(unit(key, eps, O), O.key)
+    if O.after:
+        d = (value - over_columns(S * k_hat, O.strided)) * beta
+        S = S * decay(g, O.exp)
+    else:
+        S = S * decay(g, O.exp)
+        d = (value - over_columns(S * k_hat, O.strided)) * beta
     return S + d[None, :, None] * k_hat, d

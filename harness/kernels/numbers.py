@@ -9,11 +9,32 @@ Measured on an H200 (Triton 3.6): a tf32 product truncates its operands to 10 fr
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Choices:
+    """A design's options as a kernel takes them: one argument, every attribute a constant of its compiler."""
+
+    def __init__(self, **given: Any):
+        self._shown = ", ".join(f"{name}={value!r}" for name, value in sorted(given.items()))
+        # asked for at every launch
+        self._hash = hash(self._shown)
+        for name, value in given.items():
+            setattr(self, name, tl.constexpr(value))
+
+    def __repr__(self) -> str:
+        return self._shown
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choices) and self._shown == other._shown
 
 
 @triton.jit
@@ -32,6 +53,40 @@ def truncate_tf32(x):
     """fp32 x as a tf32 product reads it."""
     i = x.to(tl.int32, bitcast=True)
     return (i & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded(x, FORMAT: tl.constexpr):
+    """fp32 x to the nearest number of FORMAT, fp32 or bf16, as fp32."""
+    if FORMAT == "bf16":
+        y = round_bf16(x)
+    else:
+        y = x
+    return y
+
+
+@triton.jit
+def operand(x, PRECISION: tl.constexpr, RIGHT: tl.constexpr = False):
+    """fp32 x as the left (RIGHT: right) operand of a product of PRECISION, fp32; the sum where two parts are read.
+
+    NaN stays NaN
+    """
+    if PRECISION == "ieee":
+        y = x
+    else:
+        if PRECISION == "tf32":
+            y = truncate_tf32(x)
+        elif PRECISION == "tf32x3":
+            i = x.to(tl.int32, bitcast=True)
+            high = ((i + 0xFFF + ((i >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
+            y = high + truncate_tf32(x - high)
+        elif PRECISION == "bf16x4" or (PRECISION == "bf16x2" and not RIGHT):
+            high = round_bf16(x)
+            y = high + round_bf16(x - high)
+        else:
+            y = round_bf16(x)
+        y = tl.where(x != x, x, y)
+    return y
 
 
 @triton.jit
@@ -87,6 +142,16 @@ def over_columns(x, STRIDED: tl.constexpr):
 
 
 @triton.jit
+def norm(square, eps, OUTSIDE: tl.constexpr):
+    """The root of a sum of squares, with eps inside it or OUTSIDE."""
+    if OUTSIDE:
+        y = tl.sqrt(square) + eps
+    else:
+        y = tl.sqrt(square + eps)
+    return y
+
+
+@triton.jit
 def quotient(x, y, INTERPRETED: tl.constexpr):
     """x / y of fp32, y far from the ends of the format, to half a unit and a little."""
     if INTERPRETED:
@@ -111,17 +176,22 @@ def decay(x, EXP: tl.constexpr):
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr):
-    """a @ b of fp32 tiles with operands as PRECISION reads them (ieee, tf32, tf32x3, bf16), fp32 accumulator."""
-    if PRECISION == "bf16":
-        if INTERPRETED:
-            product = tl.dot(round_bf16(a), round_bf16(b), input_precision="ieee")
-        else:
-            product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
-    elif PRECISION == "tf32":
-        if INTERPRETED:
-            product = tl.dot(truncate_tf32(a), truncate_tf32(b), input_precision="ieee")
-        else:
-            product = tl.dot(a, b, input_precision="tf32")
+    """a @ b of fp32 tiles with operands as PRECISION reads them, fp32 accumulator.
+
+    PRECISION: ieee, tf32, tf32x3, bf16; bf16x2: a in two bf16 halves; bf16x4: both, and all four products
+    """
+    if INTERPRETED:
+        product = tl.dot(operand(a, PRECISION), operand(b, PRECISION, True), input_precision="ieee")
+    elif PRECISION == "bf16":
+        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRECISION == "bf16x2" or PRECISION == "bf16x4":
+        a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
+        product = tl.dot(a_low, b_high)
+        if PRECISION == "bf16x4":
+            b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
+            product = tl.dot(a_high, b_low, tl.dot(a_low, b_low, product))
+        product = tl.dot(a_high, b_high, product)
     else:
         product = tl.dot(a, b, input_precision=PRECISION)
     return product

@@ -10,11 +10,13 @@ FIELDS = 5  # of a plan: batch row, slot, records to read, base, first new recor
 
 @triton.jit
 def route(
-    slots, write_pos, cache_base, is_flush, plan, counts, B, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    slots, write_pos, cache_base, is_flush, plan, counts, B, CURRENT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """plan [FIELDS, B] int32: counts[0] batch rows that leave the state alone, then counts[1] that fold it.
 
-    slots [B] int32, a negative one is in neither; cursors [slots] int32. One program.
+    slots [B] int32, a negative one is in neither; cursors [slots] int32; CURRENT: a flag folds the token at hand, so an
+    empty history does not spare it. One program.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -28,7 +30,7 @@ def route(
             w = tl.load(write_pos + slot, mask=there, other=0)
             base = tl.load(cache_base + slot, mask=there, other=0)
             flag = tl.load(is_flush + slot, mask=there, other=0)
-            mine = there & (((flag != 0) & (w > 0)) == (FLUSH == 1))
+            mine = there & (((flag != 0) & ((w > 0) | CURRENT)) == (FLUSH == 1))
             at = seen + tl.cumsum(mine.to(tl.int32), axis=0) - 1
             tl.store(plan + at, b, mask=mine)
             tl.store(plan + B + at, slot, mask=mine)

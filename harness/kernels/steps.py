@@ -76,9 +76,11 @@ class Steps:
         self.early = not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.early else {}
         self.units = 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
-        if design.spec.verify == "tokens":
+        c = design.arithmetic.conventions
+        self.eps = c.eps * (s.K if c.eps_at == "mean" else 1)
+        if design.spec.fold == "snapshot":
             self.drafts = torch.empty(B, m, *state.checkpoint.shape[1:], dtype=state.checkpoint.dtype, device=device)
-        else:
+        elif design.spec.verify == "window":
             heads, BS = (B, s.HV), self.BS
             sizes = [(*heads, self.BC), heads, (*heads, BS, BS), (*heads, BS, BS), (*heads, BS)]
             self.scratch = [torch.empty(size, device=device) for size in sizes]
@@ -110,33 +112,32 @@ class Steps:
             return
         w, base, flag = state.on_device
         route[(1,)](
-            state.every, w, base, flag, state.plan, state.counts, state.slots,
+            state.every, w, base, flag, state.plan, state.counts, state.slots, self.design.spec.fold_current,
             max(16, min(256, triton.next_power_of_2(state.slots))), self.early, **self.launch,
         )  # fmt: skip
 
     def verify(self, x: Inputs) -> None:
         """Outputs of one window per slot into `out`, records written; a flagged slot folds first."""
-        design, state, s, o = self.design, self.state, self.state.shape, self.design.options
-        B, m, eps, scale = state.slots, self.m, design.arithmetic.conventions.eps, s.K**-0.5
-        if self.drafts is not None:
+        design, state, s = self.design, self.state, self.state.shape
+        B, m, scale, r, none = state.slots, self.m, s.K**-0.5, state.records, state.on_device
+        if design.spec.verify == "tokens":
             rows, warps = tile(s.V, RECURRENT)
+            raw = [r.get(name, none) for name in ("k", "v", "g", "beta")]
             recurrent_verify[(triton.cdiv(s.V, rows), B, s.HV)](
-                *x, state.every, self.out, self.d, state.checkpoint, self.drafts, eps, scale, m, s.H, s.HV,
-                s.K, s.V, self.BK, rows, self.keep_d, INTERPRETED, design.exp, o.strided, num_warps=warps,
+                *x, state.every, *state.on_device, self.out, self.d, state.checkpoint,
+                none if self.drafts is None else self.drafts, *raw, self.eps, scale, m, s.H, s.HV,
+                s.K, s.V, state.spec.length, self.BK, rows, self.keep_d, design.choices, num_warps=warps,
             )  # fmt: skip
             return
         if not state.routed:
             self.route()
-        replayed = design.spec.fold == "replay"
-        r, none = state.records, state.on_device
-        rings = [r.get(name, none) for name in ("k_hat", "d", "g", "d_lo", "k", "v", "beta")]
-        for flush, tiling in ((False, VERIFY), (True, REPLAY if replayed else FLUSH)):
+        rings = [r.get(name, none) for name in ("k_hat", "k_hat_lo", "d", "d_lo", "g", "k", "v", "beta")]
+        for flush, tiling in ((False, VERIFY), (True, REPLAY if design.spec.fold == "replay" else FLUSH)):
             t, rows, shares = self._shared(tiling)
             ring_verify[(B * s.H * shares,)](
-                *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch, eps, scale,
-                B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
-                triton.next_power_of_2(s.group), shares, o.key, o.dot, o.fold_dot, o.inverse, o.low, o.read_low,
-                replayed, self.keep_d, INTERPRETED, design.exp, o.strided, flush, self.early,
+                *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch,
+                self.eps, scale, B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
+                triton.next_power_of_2(s.group), shares, design.choices, self.keep_d, flush, self.early,
                 num_warps=t.warps, num_stages=t.stages, **self.launch,
             )  # fmt: skip
 
@@ -147,8 +148,8 @@ class Steps:
         grid, L = (triton.cdiv(state.slots, BLOCK),), state.spec.length
         at_once = state.spec.fold_when == "commit"
         moves.advance_cursors[grid](
-            state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once, BLOCK,
-            self.early, **self.launch,
+            state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once,
+            self.design.spec.fold_current, BLOCK, self.early, **self.launch,
         )  # fmt: skip
         if self.drafts is not None:
             rows, warps = tile(s.V, FOLD)
@@ -164,22 +165,22 @@ class Steps:
 
     def fold(self, lengths: Tensor, out: Tensor | None = None, slots: Tensor | None = None) -> None:
         """The design's own fold of lengths[i] records of slots[i] (all), in place or into out [n, HV, V, K]."""
-        state, s, o, r = self.state, self.state.shape, self.design.options, self.state.records
+        state, s, r, none = self.state, self.state.shape, self.state.records, self.state.on_device
         slots = state.every if slots is None else slots
         to = state.checkpoint if out is None else out
         if self.design.spec.fold == "replay":
             rows, warps = tile(s.V, FOLD_REPLAY)
             fold_replay[(triton.cdiv(s.V, rows), len(slots), s.HV)](
                 state.checkpoint, r["k"], r["v"], r["g"], r["beta"], slots, lengths, state.on_device[1], to,
-                self.design.arithmetic.conventions.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows,
-                out is None, INTERPRETED, self.design.exp, o.strided, num_warps=warps,
+                self.eps, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, out is None, self.design.choices,
+                num_warps=warps,
             )  # fmt: skip
             return
         rows, warps = tile(s.V, FOLD)
         fold_product[(triton.cdiv(s.V, rows), len(slots), s.HV)](
-            state.checkpoint, r["k_hat"], r["d"], r["g"], r.get("d_lo", state.on_device), slots, lengths,
-            state.on_device[1], to, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BC, o.fold_dot,
-            o.low, out is None, INTERPRETED, self.design.exp, num_warps=warps,
+            state.checkpoint, *(r.get(name, none) for name in ("k_hat", "k_hat_lo", "d", "d_lo", "g")), slots, lengths,
+            state.on_device[1], to, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BC, out is None,
+            self.design.choices, num_warps=warps,
         )  # fmt: skip
 
     def _shared(self, t: Tiling) -> tuple[Tiling, int, int]:

@@ -188,8 +188,10 @@ class Emulated:
         n, w = len(rows.slots), rows.count
         k, d = self._stored(rows, "k_hat"), self._stored(rows, "d")
         W, total = self._decays(rows)
+        # the sum of two parts is no number of their format
+        of = EXACT if a.sites.store_k_hat.parts == 2 else a.sites.store_k_hat
         return History(
-            a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), a.sites.store_k_hat.high),
+            a.dots.history_score.lhs(k.reshape(n * s.H, w, s.K), of),
             d.reshape(n * s.HV, w, s.V).transpose(1, 2),
             W.reshape(n * s.HV, 1, w),
             total.reshape(n * s.HV, 1, 1),
