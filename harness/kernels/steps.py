@@ -37,6 +37,8 @@ class Tiling(NamedTuple):
 # the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW: VERIFY for few windows
 VERIFY, FEW = Tiling(32, 1, 2, 3), Tiling(32, 2, 3, 3)
 FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
+# ieee products run on CUDA cores out of registers: those that do not spill them; their times are not compared yet
+IEEE = {VERIFY: Tiling(32, 4, 2, 3), FEW: Tiling(32, 4, 2, 3), FLUSH: Tiling(16, 1, 2, 4)}
 RECURRENT, FOLD, FOLD_REPLAY = (8, 1), (32, 4), (16, 1)  # rows and warps
 
 
@@ -188,6 +190,8 @@ class Steps:
         s, heads = self.state.shape, self.state.slots * self.state.shape.H
         if t is VERIFY and heads < 4 * self.units:
             t = FEW
+        if self.design.options.state == "ieee":
+            t = IEEE.get(t, t)
         rows = min(t.rows, width(s.V))
         shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, heads))
         return t, rows, min(shares, triton.next_power_of_2(triton.cdiv(s.V, rows) * s.group))
