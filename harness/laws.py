@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.records import group_quantiles
+from harness.records import group_quantiles, grouped
 from harness.shapes import SHAPES, decimate, independent_points
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def fit_slots(rows: pd.DataFrame, column: str = "served_fro") -> Law:
 
 
 def _median_series(flush: np.ndarray, tokens: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    groups = np.unique(flush, return_inverse=True)[1]
+    groups = grouped(flush)[1]
     return group_quantiles(tokens, groups, [0.5])[:, 0], group_quantiles(error, groups, [0.5])[:, 0]
 
 

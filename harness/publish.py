@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import HarnessError
 from harness.provenance import read_json, source_digest, write_json
-from harness.records import METRICS, TEXT, group_quantiles, to_float32
+from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
 
 RESULTS = Path("results")
 HEADS = tuple(range(8))
@@ -140,25 +140,27 @@ def quantiles(rows: pa.Table) -> pa.Table:
     variant = rows["variant"].combine_chunks()
     names, codes = variant.dictionary.to_pylist(), variant.indices.to_numpy()
     flush = rows["flush"].to_numpy()
-    pairs, groups = np.unique(np.stack([codes, flush], 1), axis=0, return_inverse=True)
+    width = int(flush.max(initial=0)) + 1
+    pairs, groups = grouped(codes.astype(np.int64) * width + flush)
     columns: dict[str, Any] = {
-        "variant": np.array(names, object)[pairs[:, 0]] if len(pairs) else np.array([], object),
-        "flush": pairs[:, 1],
-        "tokens": group_quantiles(rows["tokens"].to_numpy().astype(float), groups.ravel(), [0.5])[:, 0].astype(int),
-        "rows": np.bincount(groups.ravel()),
+        "variant": np.array(names, object)[pairs // width] if len(pairs) else np.array([], object),
+        "flush": pairs % width,
+        "tokens": group_quantiles(rows["tokens"].to_numpy().astype(float), groups, [0.5])[:, 0].astype(int),
+        "rows": np.bincount(groups),
     }
     columns = {name: np.repeat(x, len(Q)) for name, x in columns.items()}
     columns["quantile"] = np.tile(Q, len(pairs))
     arrays = [pa.array(columns[f.name], f.type) for f in list(QUANTILES)[: len(KINDS) + 1] if f.name != "variant"]
     arrays.insert(0, pa.array(columns["variant"].tolist(), pa.string()).dictionary_encode())
-    arrays += [_metric(rows[name], groups.ravel(), len(pairs)) for name in METRICS]
+    arrays += [_metric(rows[name], groups, len(pairs)) for name in METRICS]
     return pa.table(arrays, schema=QUANTILES)
 
 
 def _metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array:
     """The quantiles [count * len(Q)] of the values that are there, null in groups without any."""
     there = column.is_valid().to_numpy()
-    some, own = np.unique(groups[there], return_inverse=True)
+    inside = groups[there]
+    some, own = grouped(inside)
     found = np.zeros((count, len(Q)))
     absent = np.ones((count, len(Q)), bool)
     if len(some):

@@ -245,4 +245,4 @@ def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
     # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
     step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
-    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 64))
+    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 256))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.records import ORACLE, group_quantiles, recorded
+from harness.records import ORACLE, group_quantiles, grouped, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ def drift_series(rows: pd.DataFrame, bins: int = BINS) -> dict[str, list[Series]
 
 
 def _bins(flush: np.ndarray, tokens: np.ndarray, bins: int) -> np.ndarray:
-    unique, groups = np.unique(flush, return_inverse=True)
+    unique, groups = grouped(flush)
     if len(unique) <= bins:
         return groups
     log = np.log(np.maximum(tokens, 1))

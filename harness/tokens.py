@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -96,3 +97,13 @@ def on_cpu(x: Tensor) -> bool:
 def on_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Arrays as tensors there; what is under way on a device is not waited for."""
     return [torch.from_numpy(x).to(device, non_blocking=True) for x in arrays]
+
+
+def on_host(*xs: Tensor) -> tuple[list[Tensor], Callable[[], None]]:
+    """Tensors in the CPU's memory, and what waits until they hold their numbers, if they are still on their way."""
+    if not xs[0].is_cuda:
+        return [x.cpu() for x in xs], lambda: None
+    there = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in xs]
+    done = torch.cuda.Event()
+    done.record()
+    return there, done.synchronize

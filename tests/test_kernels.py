@@ -228,7 +228,7 @@ def ready_steps(name: str, m: int = 4) -> tuple[TritonState, Steps, Inputs]:
     assert isinstance(maker, Triton)
     state = maker.create(EVEN, 2, initial, device=DEVICE)
     assert isinstance(state, TritonState)
-    return state, maker.steps(state, m), maker.inputs(ready)[0]
+    return state, maker.steps(state, m), maker.inputs(ready).step(0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import HarnessError
-from harness.records import RowWriter, group_quantiles, read_rows, recorded, to_float32
+from harness.records import PENDING, RowWriter, group_quantiles, grouped, read_rows, recorded, to_float32
 
 
 def block(n: int, first: int = 0, **metrics) -> dict:
@@ -59,10 +59,23 @@ def test_rows_leave_memory_as_row_groups(tmp_path):
     with RowWriter(tmp_path / "a.parquet", group=1000) as writer:
         for i in range(40):
             writer.append("chunked_bf16", block(250, 250 * i, served_fro=np.full(250, 1e-3)))
-            assert writer._buffered < 1000
+            assert len(writer._pending) <= PENDING + 1
     file = pq.ParquetFile(tmp_path / "a.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [1000] * 10
     assert read_rows(tmp_path / "a.parquet", ["flush"])["flush"].tolist() == list(range(10000))
+
+
+def test_what_the_disk_refuses_is_raised(tmp_path, monkeypatch):
+    """Fault: an error of the thread that writes is lost with it, and a run ends as if its rows were there."""
+
+    def refuse(*args, **kwargs):
+        raise OSError("no space left")
+
+    writer = RowWriter(tmp_path / "a.parquet", group=100)
+    monkeypatch.setattr(writer._writer, "write_table", refuse)
+    writer.append("chunked_bf16", block(100, served_fro=np.full(100, 1e-3)))
+    with pytest.raises(OSError, match="no space"):
+        writer.close()
 
 
 def test_variants_share_a_row_group(tmp_path):
@@ -121,6 +134,32 @@ def test_quantiles_rank_nan_above_inf():
     np.testing.assert_allclose(
         group_quantiles(x, np.zeros(1000, int), [0.05, 0.5, 0.95])[0], np.quantile(x, [0.05, 0.5, 0.95])
     )
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_quantiles_of_floats_sorted_by_their_bits(kind):
+    """Faults: negative numbers in reverse, NaN of either sign below a number, a group's bits in another's.
+
+    fp32 values are sorted as integers, others as two keys; ids may be few of many.
+    """
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal(3000) * 10.0 ** rng.integers(-44, 38, 3000)).astype(np.float32).astype(kind)
+    x[:60] = np.repeat([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45], 10)
+    x[60:70], x[70:75] = np.copysign(np.nan, -1.0), np.nan
+    if kind is np.float64:
+        x[100] = 1.0 + 2.0**-40
+    ids = rng.integers(0, 6, 3000) * 5
+    names, groups = grouped(ids)
+    np.testing.assert_array_equal(names, np.unique(ids))
+    q = [0.0, 0.25, 0.5, 0.9, 1.0]
+    for name, row in zip(names, group_quantiles(x, groups, q), strict=True):
+        # numpy sorts NaN of either sign behind everything
+        ranked = np.sort(x[ids == name].astype(float))
+        at = (len(ranked) - 1) * np.array(q)
+        low, high = ranked[np.floor(at).astype(int)], ranked[np.ceil(at).astype(int)]
+        with np.errstate(invalid="ignore"):
+            expected = np.where(at == np.floor(at), low, low * (1 - at % 1) + high * (at % 1))
+        np.testing.assert_allclose(row, expected, rtol=1e-12)
 
 
 def test_records_do_not_load_the_plotting_library():

@@ -13,6 +13,7 @@ from harness import pool
 from harness.arithmetic import Arithmetic, Dot
 from harness.compiled import conditioning as kernels
 from harness.compiled.operands import array, take_products
+from harness.tokens import on_host
 from harness.window import Windows
 
 
@@ -55,9 +56,14 @@ def _spread(
     compute: Callable[..., Any], parts: tuple[Tensor, ...], out: np.ndarray, threads: bool
 ) -> Callable[[], np.ndarray]:
     """compute(*parts, out) of [W, B, ...], some of the windows in each thread."""
-    arrays = [x.reshape(-1, 1, *x.shape[2:]) for x in (*(array(x.contiguous().cpu()) for x in parts), out)]
-    tasks = [partial(compute, *(x[some] for x in arrays)) for some in pool.shares(len(arrays[-1]), threads)]
-    wait = pool.start(tasks, threads)
+    there, ready = on_host(*(x.contiguous() for x in parts))
+    arrays = [x.reshape(-1, 1, *x.shape[2:]) for x in (*map(array, there), out)]
+
+    def task(some: slice) -> None:
+        ready()
+        compute(*(x[some] for x in arrays))
+
+    wait = pool.start([partial(task, some) for some in pool.shares(len(arrays[-1]), threads)], threads)
 
     def found() -> np.ndarray:
         wait()

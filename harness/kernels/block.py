@@ -1,8 +1,9 @@
 """A block of steps as launches: what the host knows beforehand goes up at once, and errors come down at once.
 
 Cursors, committed counts and grid points depend on no number the device makes, so they are planned for the whole block
-before its first launch; designs on equal rings share a plan. A step's outputs and writes stay in the kernels' formats
-until the block's committed tokens are gathered.
+before its first launch; designs on equal rings share a plan. The launches of a block read and write the same memory as
+those of the block before, so a GPU records them once, as a graph, and repeats that: a launch from Python costs as much
+as a step. A step's outputs and writes stay in the kernels' formats until the block's committed tokens are gathered.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from harness.errors import RingError
 from harness.kernels.measure import Measure, relative
+from harness.kernels.steps import Inputs, Steps
 from harness.reference.calls import Seen
 from harness.ring import Cursors
+from harness.tokens import on_device
 from harness.window import Windows
 
 if TYPE_CHECKING:
@@ -32,15 +35,16 @@ ALIGN = 4  # int32 to 16 bytes: a pointer so aligned is what kernels are compile
 class Plan:
     """What a block does to the cursors of a ring, and what of that the launches need."""
 
-    counts: list[Tensor | None]  # of every step [B] int32: accepted tokens, -1 for a slot not in it; None: nobody is
-    looks: list[tuple[Tensor, Tensor, Tensor] | None]  # slots, their points and history lengths, [n] int32 each
-    most: int  # slots of the step that is looked at for most
+    table: Tensor  # [4, W, B'] int32: accepted tokens, -1 for a slot not in the step; slots looked at, -1 behind the
+    # last, their points and history lengths
+    live: int  # steps that any slot is in
     slot: np.ndarray  # [N] of every look, in order
     point: np.ndarray
+    look: Tensor  # [N] which look of all B' a step that is
     history: np.ndarray  # [B, P] of harness.reference.calls.Seen
     folded: np.ndarray
     after: Cursors
-    at: tuple[Tensor, ...]  # step, slot and lane of every committed token, [B, T]
+    at: list[Tensor]  # step, slot and lane of every committed token, [B, T]
 
 
 def commit(cursors: Cursors, slots: Sequence[int], accepted: Sequence[int], fold_current: bool) -> None:
@@ -59,31 +63,27 @@ def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any, fold_cu
     cursors = copy.deepcopy(cursors)
     W, B = windows.lengths.shape
     history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
-    table = np.zeros((3, W, -(-B // ALIGN) * ALIGN), dtype=np.int32)
-    live, looks = [], []
+    table = np.full((4, W, -(-B // ALIGN) * ALIGN), -1, dtype=np.int32)
+    table[0, :, :B] = np.where(windows.lengths > 0, block.accepted, -1)
+    live = 0
     steps = zip(windows.lengths.tolist(), block.accepted.tolist(), block.points.tolist(), strict=True)
     for i, (lengths, accepted, points) in enumerate(steps):
         slots = [b for b, m in enumerate(lengths) if m]
         cursors.verify(slots, [lengths[b] for b in slots])
         commit(cursors, slots, [accepted[b] for b in slots], fold_current)
-        live.append(bool(slots))
+        live += bool(slots)
         here = [b for b, p in enumerate(points) if p >= 0]
-        looks.append(len(here))
         if here:
             reached, w = [points[b] for b in here], [cursors.write_pos[b] for b in here]
-            table[:, i, : len(here)] = here, reached, w
+            table[1:, i, : len(here)] = here, reached, w
             history[here, reached] = w
             folded[here, reached] = [cursors.is_flush[b] or cursors.write_pos[b] == 0 for b in here]
-    counts = torch.from_numpy(np.where(windows.lengths > 0, block.accepted, -1).astype(np.int32)).to(device)
-    rows = torch.from_numpy(table).to(device)
-    at = np.arange(table.shape[2]) < np.array(looks)[:, None]
+    looked = table[1] >= 0
     _, step, lane = block.committed
-    return Plan(
-        [x if there else None for x, there in zip(counts, live, strict=True)],
-        [(rows[0, i, :n], rows[1, i, :n], rows[2, i, :n]) if n else None for i, n in enumerate(looks)],
-        max(looks, default=0), table[0][at], table[1][at], history, folded, cursors,
-        tuple(torch.from_numpy(x).to(device) for x in (step, np.arange(B)[:, None], lane)),
+    rows, look, *at = on_device(
+        device, table, np.flatnonzero(looked), step, np.arange(B)[:, None], lane
     )  # fmt: skip
+    return Plan(rows, live, table[1][looked], table[2][looked], look, history, folded, cursors, at)
 
 
 def planned(state: TritonState, windows: Windows, block: Any, fold_current: bool) -> Plan:
@@ -97,30 +97,77 @@ def planned(state: TritonState, windows: Windows, block: Any, fold_current: bool
     return plan
 
 
+class Tape:
+    """The launches of a block of W steps, on inputs, tables and outputs of their own.
+
+    exact [P, B, HV, V, K] fp64 is read where it lies. The first run launches one by one, which also compiles; on a GPU
+    the second records what the later ones repeat.
+    """
+
+    def __init__(self, steps: Steps, inputs: Inputs, exact: Tensor):
+        self.steps, self.exact = steps, exact
+        state, s = steps.state, steps.state.shape
+        self.inputs = Inputs(*(torch.empty_like(x) for x in inputs))
+        W, B = inputs.lengths.shape
+        self.table = torch.empty(4, W, -(-B // ALIGN) * ALIGN, dtype=torch.int32, device=state.device)
+        size = W, B, s.HV, steps.m, s.V
+        self.o = torch.empty(size, dtype=steps.out.dtype, device=state.device)
+        self.d = torch.empty(size, device=state.device)
+        self.measure = Measure(steps, exact, self.table.shape[2])
+        self.found = self.measure.room(W, self.table.shape[2])
+        self.checkpoint, self.runs = state.checkpoint.data_ptr(), 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def fits(self, inputs: Inputs, exact: Tensor) -> bool:
+        """Whether a block can take the same launches."""
+        alike = all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(self.inputs, inputs, strict=True))
+        there = self.exact.data_ptr(), self.checkpoint
+        return alike and there == (exact.data_ptr(), self.steps.state.checkpoint.data_ptr())
+
+    def run(self, inputs: Inputs, plan: Plan) -> None:
+        """A block's steps: outputs in o, writes in d, errors in found."""
+        for mine, new in zip((*self.inputs, self.table), (*inputs, plan.table), strict=True):
+            mine.copy_(new)
+        if self.runs and self.table.is_cuda:
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                # other threads move memory meanwhile
+                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                    self._launch()
+            self.graph.replay()
+        else:
+            self._launch()
+        self.runs += 1
+
+    def _launch(self) -> None:
+        steps, counts = self.steps, self.table[0, :, : self.steps.state.slots]
+        own = steps.out, steps.d
+        for i in range(len(counts)):
+            steps.out, steps.d = self.o[i], self.d[i]
+            steps.verify(self.inputs.step(i))
+            steps.commit(counts[i])
+            slots, points, lengths = self.table[1:, i]
+            self.measure.look(slots, points, lengths, self.found[i])
+        steps.out, steps.d = own
+
+
 def decode(design: Triton, state: TritonState, windows: Windows, block: Any, S: Tensor) -> Seen:
     """A block of steps of a design, read against the exact states S [P, B, HV, V, K] fp64. The device is read once."""
     inputs = design.ready(state, windows)
     plan = planned(state, windows, block, design.spec.fold_current)
     state.sync()
-    s, steps = state.shape, design._steps(state, windows.m)
-    size = windows.W, state.slots, s.HV, windows.m, s.V
-    o, d = torch.empty(size, dtype=steps.out.dtype, device=state.device), torch.empty(size, device=state.device)
-    measure = Measure(steps, S, plan.most)
-    found = measure.room(len(plan.slot))
-    own, seen = (steps.out, steps.d), 0
-    for x, counts, look, *to in zip(inputs, plan.counts, plan.looks, o, d, strict=True):
-        if counts is not None:
-            steps.out, steps.d = to
-            steps.verify(x)
-            steps.commit(counts)
-        if look is not None:
-            measure.look(*look, found[seen : seen + len(look[0])])
-            seen += len(look[0])
-    steps.out, steps.d = own
+    s, steps, exact = state.shape, design._steps(state, windows.m), S.contiguous()
+    if not state.routed:
+        steps.route()
+    if steps.tape is None or not steps.tape.fits(inputs, exact):
+        steps.tape = Tape(steps, inputs, exact)
+    tape = steps.tape
+    tape.run(inputs, plan)
     _moved(state, plan, windows, block)
     errors = np.empty((state.slots, block.most, s.HV, 4))
-    errors[plan.slot, plan.point] = relative(found).cpu().numpy()
-    o, d = (x.permute(0, 1, 3, 2, 4)[plan.at].double() for x in (o, d))
+    errors[plan.slot, plan.point] = relative(tape.found.flatten(0, 1)[plan.look]).cpu().numpy()
+    step, slot, lane = plan.at
+    o, d = (x.permute(0, 1, 3, 2, 4)[step, slot, lane].double() for x in (tape.o, tape.d))
     return Seen(o, d, errors, plan.history.copy(), plan.folded.copy())
 
 
@@ -130,6 +177,6 @@ def _moved(state: TritonState, plan: Plan, windows: Windows, block: Any) -> None
     for slot, n in enumerate(np.where(windows.lengths > 0, block.accepted, 0).sum(0).tolist()):
         state.tokens[slot] += n
     # a verify and a commit each
-    state.version += 2 * sum(x is not None for x in plan.counts)
+    state.version += 2 * plan.live
     state.folded = None
     state.moved()

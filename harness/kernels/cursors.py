@@ -9,12 +9,15 @@ import triton.language as tl
 @triton.jit
 def advance_cursors(
     slots, accepted, write_pos, cache_base, is_flush, folded, n, flush_at,
-    L: tl.constexpr, ON_COMMIT: tl.constexpr, CURRENT: tl.constexpr, BLOCK: tl.constexpr,
+    L: tl.constexpr, ON_COMMIT: tl.constexpr, CURRENT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Commit accepted[i] tokens on slots[i], -1: the slot is not in the step. ON_COMMIT: folded [n], what folds now.
 
     CURRENT: a flag has folded the token at hand too, which leaves no record behind
     """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + i, mask=i < n, other=-1)
     taken = tl.load(accepted + i, mask=i < n, other=-1)

@@ -106,10 +106,10 @@ class Triton(Emulated):
         """Windows of at most m tokens on every slot of a state, to be launched without the host's bookkeeping."""
         return Steps(self, state, m, keep_d)
 
-    def inputs(self, windows: Windows) -> list[Inputs]:
-        """q, k, v in the activation format, g and beta in fp32, lengths, of every step."""
+    def inputs(self, windows: Windows) -> Inputs:
+        """q, k, v in the activation format, g and beta in fp32, lengths: of all steps, a leading axis more."""
 
-        def compute() -> list[Inputs]:
+        def compute() -> Inputs:
             wide = [x.to(torch.bfloat16) for x in (windows.q, windows.k, windows.v)]
             exact = all(
                 torch.equal(x.double(), y) for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
@@ -120,18 +120,17 @@ class Triton(Emulated):
                 for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
             )
             lengths = torch.from_numpy(windows.lengths).to(torch.int32).to(q.device)
-            return [Inputs(*x) for x in zip(q, k, v, windows.g.float(), windows.beta.float(), lengths, strict=True)]
+            return Inputs(q, k, v, windows.g.float(), windows.beta.float(), lengths)
 
         return windows.memo(("triton inputs",), compute)
 
-    def ready(self, state: TritonState, windows: Windows) -> list[Inputs]:
-        """The inputs of every step. Raises RingError where they are not those of the state."""
+    def ready(self, state: TritonState, windows: Windows) -> Inputs:
+        """`inputs`. Raises RingError where they are not those of the state."""
         if state.slots != windows.B or windows.g.device != state.checkpoint.device:
             raise RingError(f"step: windows of {windows.B} slots on {windows.g.device}, "
                             f"a state of {state.slots} on {state.checkpoint.device}")  # fmt: skip
         inputs = self.inputs(windows)
-        # all are slices of the same tensors
-        check(inputs[0], state, windows.m)
+        check(inputs.step(0), state, windows.m)
         return inputs
 
     def fused(self, state: EmulatedState, windows: Windows, block: Any, S: Tensor, emit: bool = False) -> Seen:
@@ -147,7 +146,7 @@ class Triton(Emulated):
             s = state.shape
             nothing = torch.empty(state.slots, s.HV, s.V, 0, dtype=torch.float64, device=state.device)
             return Verified(nothing, nothing)
-        x = self.ready(state, step.windows)[step.index]
+        x = self.ready(state, step.windows).step(step.index)
         state.sync()
         steps = self._steps(state, step.windows.m)
         steps.verify(x)

@@ -29,6 +29,8 @@ def weigh(ring_g, slots, lengths, cache_base, W_out, total_out, HV, L: tl.conste
     """
     i, hv = tl.program_id(0), tl.program_id(1)
     slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
+    if slot < 0:
+        return
     record = tl.arange(0, BC)
     row = (tl.load(cache_base + slot) + tl.minimum(record, tl.maximum(w - 1, 0))) & (L - 1)
     W, total, _ = weights(ring_g, row, record < w, w, slot * HV + hv, L, O)
@@ -49,10 +51,13 @@ def error_sums(
     records  e^G C + sum_j (W_j d_j) k_hat_j', operands as the verify reads them and the sum in fp64
     copy     C [n, HV, V, K], in which the history is folded; the rings and what weigh writes are not read
     none     C, which is kept, too: no copies are read
+    A negative slot is passed over.
     One program per (BV rows, i, value head)
     """
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     slot, point = tl.load(slots + i).to(tl.int64), tl.load(points + i).to(tl.int64)
+    if slot < 0:
+        return
     rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
     mine, head, key_head = i * HV + hv, slot * HV + hv, slot * H + hv // (HV // H)
     at, inside = tile_of((point * B + slot) * HV + hv, rows, keys, V, K)
@@ -125,10 +130,10 @@ class Measure:
         self.W = torch.empty(n, s.HV, self.BC, device=state.device)
         self.total = torch.empty(n, s.HV, device=state.device)
 
-    def room(self, n: int) -> Tensor:
-        """Where look leaves what it finds of n slots, [n, HV, tiles, 6]."""
+    def room(self, *n: int) -> Tensor:
+        """Where look leaves what it finds of n slots, [*n, HV, tiles, 6]."""
         s = self.steps.state
-        return torch.empty(n, s.shape.HV, self.tiles, SUMS, dtype=torch.float64, device=s.device)
+        return torch.empty(*n, s.shape.HV, self.tiles, SUMS, dtype=torch.float64, device=s.device)
 
     def look(self, slots: Tensor, points: Tensor, lengths: Tensor, found: Tensor) -> None:
         """Sums of slots[i] against exact[points[i]], with lengths[i] records, [n] int32 each, into found [n, ...]."""

@@ -11,12 +11,16 @@ FIELDS = 5  # of a plan: batch row, slot, records to read, base, first new recor
 @triton.jit
 def route(
     slots, write_pos, cache_base, is_flush, plan, counts, B, CURRENT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """plan [FIELDS, B] int32: counts[0] batch rows that leave the state alone, then counts[1] that fold it.
 
     slots [B] int32, a negative one is in neither; cursors [slots] int32; CURRENT: a flag folds the token at hand, so an
     empty history does not spare it. One program.
     """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     seen, others = 0, 0
     for FLUSH in tl.static_range(2):
         for first in range(0, B, BLOCK):

@@ -17,6 +17,7 @@ from harness.kernels.route import route
 from harness.kernels.window import ring_verify
 
 if TYPE_CHECKING:
+    from harness.kernels.block import Tape
     from harness.kernels.design import Triton, TritonState
 
 BLOCK = 128  # slots a program of the cursor kernels moves
@@ -49,6 +50,10 @@ class Inputs(NamedTuple):
     beta: Tensor
     lengths: Tensor
 
+    def step(self, i: int) -> Inputs:
+        """Of inputs with a leading axis of steps, the i-th step's."""
+        return Inputs(*(x[i] for x in self))
+
 
 class Steps:
     """Windows of at most m tokens on all slots of a state. Nothing here reads the device.
@@ -66,6 +71,7 @@ class Steps:
         self.folded = torch.zeros(B, dtype=torch.int32, device=device)
         self.scratch: list[Tensor] = []
         self.drafts: Tensor | None = None
+        self.tape: Tape | None = None  # of the block of steps launched last
         # a launch may begin before the one ahead has ended
         self.early = not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.early else {}
@@ -107,7 +113,7 @@ class Steps:
         w, base, flag = state.on_device
         route[(1,)](
             state.every, w, base, flag, state.plan, state.counts, state.slots, self.design.spec.fold_current,
-            max(16, min(256, triton.next_power_of_2(state.slots))),
+            max(16, min(256, triton.next_power_of_2(state.slots))), self.early, **self.launch,
         )  # fmt: skip
 
     def verify(self, x: Inputs) -> None:
@@ -143,7 +149,7 @@ class Steps:
         at_once = state.spec.fold_when == "commit"
         moves.advance_cursors[grid](
             state.every, accepted, w, base, flag, self.folded, state.slots, state.spec.flush_at, L, at_once,
-            self.design.spec.fold_current, BLOCK,
+            self.design.spec.fold_current, BLOCK, self.early, **self.launch,
         )  # fmt: skip
         if self.drafts is not None:
             rows, warps = tile(s.V, FOLD)

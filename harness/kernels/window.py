@@ -102,11 +102,11 @@ def ring_verify(
     before, count, item = 0, tl.load(counts), tl.program_id(0)
     if FLUSH:
         before, count = count, tl.load(counts + 1)
-    n, i, h, share = 0, before + item // SHARES // H, (item // SHARES) % H, item % SHARES
-    if item < count * H * SHARES:
-        n = tl.load(lengths + tl.load(plan + i))
-    if n > 0:
-        b, slot, past, base, first = planned(plan, B, i)
+    h, share = (item // SHARES) % H, item % SHARES
+    # read beside the counts: a place behind the planned ones holds what an earlier step planned
+    b, slot, past, base, first = planned(plan, B, tl.minimum(before + item // SHARES // H, B - 1))
+    n = tl.load(lengths + b)
+    if item < count * H * SHARES and n > 0:
         kq, hist = prepare(
             q, k, g, beta, ring_k, k_lo, ring_g, raw_k, raw_beta, W, total, A, F, eG, eps, scale,
             b, slot, past, base, first, n, h, m, H, HV, share == 0, K, L, BK, BS, BC, BG,
@@ -157,6 +157,6 @@ def ring_verify(
                 d, now = tl.sum(tl.where(lane[None, :] == 0, D, 0.0), axis=1), tl.sum(tl.where(lane == 0, to_now, 0.0))
                 k_hat = tl.sum(tl.where((tl.arange(0, 2 * BS) == 0)[:, None], kq, 0.0), axis=0)
                 tl.store(C + place, as_stored(S * now + d[:, None] * k_hat[None, :], C), mask=inside)
-    if PDL and FLUSH:
+    if PDL and FLUSH and item == 0:
         # whoever waits for this kernel waits for the windows that do not fold, too
         tl.extra.cuda.gdc_wait()
