@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from test_kernels import DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made, ring_of
 
 from harness.kernels.design import Triton, TritonState
-from harness.kernels.measure import Measure, relative
+from harness.kernels.measure import Measure, decays, relative
 
 # of an error: both are fp64 sums of the same differences in another order, but where the error is 1e-8 of the state
 # (half a unit of fp32, the least there is) the order in which the fp64 state is formed moves it by 1e-16 / 1e-8
@@ -139,3 +139,16 @@ def test_what_is_no_number_is_seen_in_its_head_alone(name: str) -> None:
     assert torch.isnan(mine).all(-1).tolist() == [[True, False], [False, False], [False, False]]
     assert torch.isinf(mine[2, 1]).all() and torch.isfinite(mine[1]).all() and (mine[0, 1] > 0.1).all()
     agree(mine, by_reading(maker, state, slots, S[points, slots]))
+
+
+def test_the_last_record_of_a_history_does_not_decay() -> None:
+    """Fault: a total summed in another order than the sum up to the last record, so that this one decays by the
+    difference: 1e-4 where gates are -166, as in heads without memory."""
+    rng, L = np.random.default_rng(5), 16
+    lengths, base = list(range(1, L + 1)) * 4, rng.integers(0, L, 4 * L).tolist()
+    g = torch.from_numpy(-166 * rng.random((4 * L, 2, L))).float().to(DEVICE)
+    maker = made(Triton, load("chunked_fp32"), RINGS[0])
+    assert isinstance(maker, Triton)
+    W, _ = decays(g, lengths, base, maker.choices)
+    last = [W[i, :, w - 1].tolist() for i, w in enumerate(lengths)]
+    assert last == [[1.0, 1.0]] * len(lengths)

@@ -47,11 +47,10 @@ def error_sums(
     """found [n, HV, V/BV, 6] fp64: SUMS of slots[i] at its grid point points[i], with lengths[i] records.
 
     exact [P, B, HV, V, K] fp64; C [slots, HV, V, K]; kept [n, HV, V, K]; rings [slots, heads, L, width]; W_in, total_in
-    as weigh wrote them. Served is, by HISTORY,
+    as weigh wrote them. A negative slot is passed over. Served is, by HISTORY,
     records  e^G C + sum_j (W_j d_j) k_hat_j', operands as the verify reads them and the sum in fp64
     copy     C [n, HV, V, K], in which the history is folded; the rings and what weigh writes are not read
     none     C, which is kept, too: no copies are read
-    A negative slot is passed over.
     One program per (BV rows, i, value head)
     """
     tile, i, hv = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)

@@ -20,13 +20,12 @@ def weights(ring_g, row, valid, past, head, L: tl.constexpr, O: tl.constexpr, AX
 
     AXIS 0: row, valid [BC] of one head; 1: valid [heads, BC], row [1, BC], head [heads, 1]
     """
-    g = tl.where(valid, tl.load(ring_g + head * L + row, mask=valid, other=0.0), 0.0)
-    if O.cumulative:
-        last = tl.arange(0, valid.shape[AXIS]) == past - 1
-        G, total = g, tl.sum(tl.where(last if AXIS == 0 else last[None, :], g, 0.0), axis=AXIS)
-    else:
-        total = tl.sum(g, axis=AXIS)
-        G = tl.cumsum(g, axis=AXIS)
+    G = tl.where(valid, tl.load(ring_g + head * L + row, mask=valid, other=0.0), 0.0)
+    if not O.cumulative:
+        G = tl.cumsum(G, axis=AXIS)
+    # the last of these sums and no other: in another order it differs, and the last record would decay by that
+    last = tl.arange(0, valid.shape[AXIS]) == past - 1
+    total = tl.sum(tl.where(last if AXIS == 0 else last[None, :], G, 0.0), axis=AXIS)
     left = (total if AXIS == 0 else total[:, None]) - G
     return tl.where(valid, decay(left, O.exp), 0.0), decay(total, O.exp), total
 
