@@ -65,11 +65,11 @@ def test_the_device_rounds_as_the_rounder(name: str, mode: str) -> None:
 
 
 def case(
-    seed: int, ring: RingConfig, steps: int = 7, slots: int = 2, shape: Shape = SMALL
+    seed: int, ring: RingConfig, steps: int = 7, slots: int = 2, shape: Shape = SMALL, idle: bool = True
 ) -> tuple[torch.Tensor, Windows, np.ndarray]:
-    """Initial states, windows with idle slots and NaN padding, accepts."""
+    """Initial states, windows with `idle` slots and NaN padding, accepts."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(0, ring.max_window + 1, (steps, slots))
+    lengths = rng.integers(0 if idle else 1, ring.max_window + 1, (steps, slots))
     lengths[lengths.sum(1) == 0, 0] = 1
     accepted = np.where(lengths > 0, 1 + np.floor(rng.random(lengths.shape) * lengths), 0).astype(int)
     tokens = bf16(draw(rng, steps, slots, ring.max_window, shape=shape)).map(lambda x: x.to(DEVICE))

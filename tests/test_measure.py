@@ -96,13 +96,15 @@ BOTH = {"store_d": "bf16x2", "store_k_hat": "bf16x2"}
 @pytest.mark.parametrize(
     ("dot", "history_read", "parts"),
     [("tf32x3", "sum", PARTS), ("tf32", "hi", PARTS), ("bf16", "sum", PARTS), ("tf32", "sum", BOTH)]
-    + [("ieee", "hi", BOTH), ("bf16x2", "sum", BOTH), ("bf16x4", "hi", BOTH)],
+    + [("ieee", "hi", BOTH), ("bf16x2", "sum", BOTH), ("bf16x4", "hi", BOTH), ("mixed", "sum", PARTS)],
 )
 def test_operands_are_those_of_the_products(dot: str, history_read: str, parts: dict[str, str]) -> None:
     """Faults: a low part read where a verify reads none, or left out; two parts taken for the number they stand for; a
     product's operand read as another's."""
     base = load("chunked_fp32")
     dots = {"default": dot, "solve": "ieee", "output": "ieee"}
+    if dot == "mixed":
+        dots |= {"default": "tf32", "history_score": "ieee", "history": "bf16"}
     spec = replace(base, dots=dots, sites=base.sites | parts, history_read=history_read)
     maker, state = decoded(spec, RINGS[0], SMALL)
     spoil(state, 1e30)
@@ -117,9 +119,9 @@ def test_a_replayed_state_is_read_as_the_next_window_starts(checkpoint: str) -> 
     maker, state = decoded(spec, RINGS[0], SMALL)
     spoil(state, float("nan"))
     assert any(state.cursors.write_pos)
-    S = near(maker, state, [0, 1, 2], [0, 2, 0])
-    mine = measured(maker, state, [0, 1, 2], [0, 2, 0], S)
-    agree(mine, by_reading(maker, state, [0, 1, 2], S[[0, 2, 0], [0, 1, 2]]))
+    S = near(maker, state, [2, 0], [1, 2])
+    mine = measured(maker, state, [2, 0], [1, 2], S)
+    agree(mine, by_reading(maker, state, [2, 0], S[[1, 2], [2, 0]]))
     assert torch.equal(mine[..., :2], mine[..., 2:]) == (checkpoint == "fp32")
 
 

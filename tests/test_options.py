@@ -15,11 +15,12 @@ import torch
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError, RingError
 from harness.reference.emulated import Emulated
+from harness.tokens import Shape
 from harness.variants import VariantSpec, load, names
 from harness.window import Step
 
 pytest.importorskip("triton")
-from test_kernels import DECODE, DEFERRED, DEVICE, KERNELS, RINGS, as_emulated, case, made, run
+from test_kernels import DECODE, DEFERRED, DEVICE, EVEN, KERNELS, RINGS, U, as_emulated, case, distance, made, run
 
 from harness.kernels import options
 from harness.kernels.design import Triton, TritonState
@@ -39,6 +40,7 @@ LOW = {"store_d": "bf16x2", "store_k_hat": "bf16x2"}
 POINTS: dict[str, tuple[VariantSpec, RingConfig]] = {
     "doubling": (spec_of("chunked_fp32", inverse="doubling"), RINGS[0]),
     "doubling, tf32": (spec_of("chunked_tf32", inverse="doubling"), RINGS[0]),
+    "doubling, its products in bf16": (spec_of("chunked_fp32", inverse="doubling", dots={"inverse": "bf16"}), RINGS[0]),
     "doubling of 8": (spec_of("chunked_fp32", inverse="doubling"), RingConfig(16, 6)),
     "cumulative": (spec_of("chunked_fp32", gate_record="cumulative"), RINGS[0]),
     "cumulative, at commit": (spec_of("chunked_fp32", gate_record="cumulative"), RINGS[1]),
@@ -46,6 +48,7 @@ POINTS: dict[str, tuple[VariantSpec, RingConfig]] = {
     "both parts, tf32": (spec_of("chunked_tf32", sites=LOW), RINGS[0]),
     "high parts": (spec_of("chunked_fp32", sites=LOW, history_read="hi"), RINGS[0]),
     "solve, output in halves": (spec_of("chunked_fp32", dots={"solve": "bf16x2", "output": "bf16x4"}), RINGS[0]),
+    "solve, output in bf16": (spec_of("chunked_fp32", dots={"solve": "bf16", "output": "bf16"}), RINGS[0]),
     "A, R in bf16": (spec_of("chunked_fp32", sites={"gram": "bf16", "rhs": "bf16"}), RINGS[0]),
     "replay of bf16 keys": (spec_of("exact_fold", sites={"key": "bf16"}, dots={"default": "ieee"}), RINGS[0]),
     "deferred": (DEFERRED, RINGS[0]),
@@ -69,6 +72,20 @@ def test_a_point_of_the_space_is_its_emulation(point: str) -> None:
     left out, an operand read on the wrong side, eps or a decay on the wrong side, a token folded twice, a state rounded
     before its outputs, a replay of other keys."""
     as_emulated(*POINTS[point])
+
+
+@pytest.mark.parametrize("point", ["cumulative", "deferred", "decode"])
+def test_a_point_with_more_key_heads_is_its_emulation(point: str) -> None:
+    """Fault: a record of the first key head alone."""
+    as_emulated(*POINTS[point], Shape(2, 4, 5, 6))
+
+
+def test_a_token_at_hand_is_decoded_before_it_is_folded() -> None:
+    """Fault: its output on the folded state: the same but for the fold's own rounding, which no output has here."""
+    spec = spec_of("chunked_fp32", fold_current=True, sites={"output": "fp32"}, dots={"fold": "bf16"})
+    initial, ready, accepted = case(4, DECODE, steps=4, shape=EVEN, idle=False)
+    mine, theirs = (run(made(kind, spec, DECODE), initial, ready, accepted) for kind in (Triton, Emulated))
+    assert distance(mine, theirs, 0) <= (4 + EVEN.K) * U
 
 
 def test_a_token_at_hand_is_folded_behind_an_empty_history() -> None:
