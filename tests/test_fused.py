@@ -19,7 +19,7 @@ from harness.tokens import Shape
 from harness.variants import VariantSpec, load
 
 pytest.importorskip("triton")
-from test_kernels import DECODE, DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, made, ring_of
+from test_kernels import DECODE, DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, made, ring_of, unless_quick
 from test_measure import agree
 
 from harness.kernels.design import Triton, TritonState
@@ -83,10 +83,9 @@ def compare(one: Ran, other: Ran) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ring", "shape"),
-    [(name, RINGS[0], SMALL) for name in KERNELS]
-    + [("exact_fold", RINGS[1], SMALL), ("chunked_bf16", RINGS[1], SMALL), ("chunked_fp32", RINGS[0], EVEN)]
-    + [(DEFERRED, RINGS[0], SMALL)],
-    ids=str,
+    [unless_quick(name, RINGS[0], SMALL) for name in KERNELS]
+    + [unless_quick(name, RINGS[1], SMALL) for name in ("exact_fold", "chunked_bf16")]
+    + [unless_quick("chunked_fp32", RINGS[0], EVEN), pytest.param(DEFERRED, RINGS[0], SMALL, id="deferred")],
 )
 def test_a_block_is_its_calls(name: str | VariantSpec, ring: RingConfig, shape: Shape) -> None:
     """Faults: a state read before the commit or after the next verify, an idle or aborted slot moved, a slot's error in

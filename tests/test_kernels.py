@@ -38,6 +38,17 @@ SMALL = Shape(1, 2, 5, 6)  # no two sizes equal, no power of two, one key head f
 U = 2.0**-24
 KERNELS = [n for n in names() if unsupported(load(n), load(n).arithmetic()) is None]
 RINGS = [RingConfig(16, 4), RingConfig(8, 3, 4, "commit")]
+# between them they take every branch of a kernel; in the interpreter the others wait for the slow tests
+QUICK = ("chunked_bf16", "exact_fold", "exact_recurrent", "compensated_fold", "replay_decode")
+
+
+def unless_quick(name: str, *rest: Any, quick: bool = False) -> Any:
+    """A preset and more as a case, slow in the interpreter unless it is one of QUICK or the case itself is quick."""
+    sizes = [str(x.length) if isinstance(x, RingConfig) else f"V{x.V}" for x in rest]
+    slow = DEVICE == "cpu" and not quick and name not in QUICK
+    return pytest.param(name, *rest, marks=pytest.mark.slow if slow else (), id="-".join([name, *sizes]))
+
+
 DECODE = RingConfig(4, 1)  # for designs that decode a token a step
 
 
@@ -120,10 +131,13 @@ def as_emulated(spec: VariantSpec, ring: RingConfig, shape: Shape = SMALL) -> No
     assert distance(mine, emulated, 0) <= 2.0**-8
 
 
+PLACES = [(SMALL, RINGS[0]), (SMALL, RINGS[1]), (EVEN, RINGS[0]), (SMALL, RingConfig(32, 16))]
+
+
 @pytest.mark.parametrize(
-    ("shape", "ring"), [(SMALL, RINGS[0]), (SMALL, RINGS[1]), (EVEN, RINGS[0]), (SMALL, RingConfig(32, 16))], ids=str
+    ("name", "shape", "ring"),
+    [unless_quick(name, *place, quick=place == PLACES[0]) for place in PLACES for name in KERNELS],
 )
-@pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_its_emulation(name: str, shape: Shape, ring: RingConfig) -> None:
     """Faults: a head or row mapped wrongly, a decay to the wrong end, a record in another's row, a cursor read late,
     a rounding left out or doubled."""

@@ -16,7 +16,7 @@ from harness.variants import VariantSpec, load
 from harness.window import Step
 
 pytest.importorskip("triton")
-from test_kernels import DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made, ring_of
+from test_kernels import DEFERRED, DEVICE, EVEN, KERNELS, RINGS, SMALL, case, made, ring_of, unless_quick
 
 from harness.kernels.design import Triton, TritonState
 from harness.kernels.measure import Measure, decays, relative
@@ -77,8 +77,10 @@ def near(maker: Triton, state: TritonState, slots: list[int], points: list[int])
     return S
 
 
-@pytest.mark.parametrize(("shape", "ring"), [(SMALL, RINGS[0]), (EVEN, RINGS[1])], ids=str)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("name", "shape", "ring"),
+    [unless_quick(name, *place) for place in ((SMALL, RINGS[0]), (EVEN, RINGS[1])) for name in KERNELS],
+)
 def test_measured_errors_are_those_of_the_states_read(name: str, shape: Shape, ring: RingConfig) -> None:
     """Faults: a slot measured against another's point, a record of another row or one behind the history, an operand
     read in another format, the low part of a record left out, a tile of the sum lost, served for kept."""
