@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.metrics import per_interval, token_errors
-from harness.schedule import Block, within
+from harness.reference.calls import within
+from harness.schedule import Block
 from harness.tokens import on_device
 
 

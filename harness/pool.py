@@ -34,8 +34,12 @@ def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], lis
     return lambda: [future.result() for future in futures]
 
 
-def shares(n: int, threads: bool) -> list[slice]:
-    """0..n cut into a piece per thread; in one without threads."""
-    count = max(1, min(n, cores() - 1)) if threads else 1
+def pieces(n: int, count: int) -> list[slice]:
+    """0..n cut into `count` pieces as equal as can be."""
     edges = [n * i // count for i in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def shares(n: int, threads: bool) -> list[slice]:
+    """0..n cut into a piece per thread; in one without threads."""
+    return pieces(n, max(1, min(n, cores() - 1)) if threads else 1)

@@ -125,6 +125,17 @@ class Cursors:
                 full.append(slot)
         return full
 
+    def current(self, slots: Sequence[int], accepted: Sequence[int]) -> list[int]:
+        """Slots whose flag has folded the token at hand, in a design that does so.
+
+        Raises RingError for one that refuses its token.
+        """
+        current = [slot for slot in slots if self.flushed[slot]]
+        for slot, n in zip(slots, accepted, strict=True):
+            if slot in current and n == 0:
+                raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
+        return current
+
     def absorb(self, slots: Sequence[int]) -> None:
         """Move the history behind the base: it has just been folded."""
         for slot in slots:

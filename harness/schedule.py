@@ -17,7 +17,7 @@ import torch
 from harness.acceptance import accepted, lengths
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
-from harness.reference.calls import Course
+from harness.reference.calls import Course, within
 from harness.reference.oracle import PIECE
 from harness.ring import RingSpec
 from harness.tokens import Shape, Tokens, on_device
@@ -127,11 +127,6 @@ def run_of(stream: Stream, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarr
     # runs are equally long, and none reaches beyond what some slot needs: a decode has no tokens behind its last
     begin = np.minimum(begin, end.max() - count)
     return begin, stream.tokens(torch.from_numpy(begin), count)
-
-
-def within(sizes: np.ndarray) -> np.ndarray:
-    """0..size-1 for every size, one after the other."""
-    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
 
 
 class Schedule:

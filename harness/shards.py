@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from harness import pool
 from harness.config import Config
 from harness.errors import HarnessError
 from harness.runner import Rows, Runner, block_steps
@@ -36,10 +35,7 @@ def device_of(config: Config) -> str:
 def shares(config: Config, device: str) -> list[slice]:
     """The key heads of every process: one share on a GPU, else at most one a core."""
     H = config.model.key_heads
-    wanted = config.workers or len(os.sched_getaffinity(0))
-    count = 1 if device == "cuda" else min(wanted, H)
-    edges = [H * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in pairwise(edges)]
+    return pool.pieces(H, 1 if device == "cuda" else min(config.workers or pool.cores(), H))
 
 
 def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.errors import RingError
 from harness.kernels.measure import Measure, relative
 from harness.kernels.steps import Inputs, Steps
 from harness.reference.calls import Seen
@@ -49,10 +48,7 @@ class Plan:
 
 def commit(cursors: Cursors, slots: Sequence[int], accepted: Sequence[int], fold_current: bool) -> None:
     """Move cursors as a commit and the folds that belong to it do; fold_current: as Emulated.commit has it."""
-    current = [s for s in slots if cursors.flushed[s]] if fold_current else []
-    for slot, n in zip(slots, accepted, strict=True):
-        if slot in current and n == 0:
-            raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
+    current = cursors.current(slots, accepted) if fold_current else []
     full = cursors.commit(slots, accepted)
     cursors.absorb(current)
     cursors.absorb(full)

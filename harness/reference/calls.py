@@ -35,9 +35,14 @@ class Course:
         step, lane = (np.zeros((len(counts), counts.max()), dtype=np.int64) for _ in range(2))
         inside = np.arange(self.accepted.max()) < self.accepted.T[..., None]
         b, *found = np.nonzero(inside)
-        at = b, np.arange(len(b)) - (counts.cumsum() - counts)[b]
-        step[at], lane[at] = found
+        t = within(counts)
+        step[b, t], lane[b, t] = found
         return counts, step, lane
+
+
+def within(sizes: np.ndarray) -> np.ndarray:
+    """0..size-1 for every size, one after the other."""
+    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
 
 
 @dataclass

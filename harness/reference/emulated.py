@@ -94,10 +94,7 @@ class Emulated:
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """Keep accepted[i] tokens of the window just verified on slots[i]; 0 only for an aborted request."""
         cursors = state.cursors
-        current = [s for s in slots if cursors.flushed[s]] if self.spec.fold_current else []
-        for slot, n in zip(slots, accepted, strict=True):
-            if slot in current and n == 0:
-                raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
+        current = cursors.current(slots, accepted) if self.spec.fold_current else []
         full = cursors.commit(slots, accepted)
         if not slots:
             return
