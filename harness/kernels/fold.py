@@ -18,7 +18,7 @@ from harness.kernels.numbers import (
     tile_of,
     unfolded,
 )
-from harness.kernels.prepare import past_keys, weights, writes
+from harness.kernels.prepare import past_keys, past_rows, weights, writes
 
 
 @triton.jit
@@ -33,16 +33,15 @@ def fold_product(
     if slot < 0 or (IN_PLACE and w == 0):
         return
     base = tl.load(cache_base + slot)
-    rows, keys, record = tile * BV + tl.arange(0, BV), tl.arange(0, BK), tl.arange(0, BC)
+    rows, keys = tile * BV + tl.arange(0, BV), tl.arange(0, BK)
     place, inside = tile_of(slot * HV + hv, rows, keys, V, K)
     S = tl.load(C + place, mask=inside, other=0.0).to(tl.float32)
     if w > 0:
-        row = (base + tl.minimum(record, w - 1)) & (L - 1)
-        valid = record < w
+        row, valid = past_rows(base, w, L, BC)
         W, total, _ = weights(ring_g, row, valid, w, slot * HV + hv, L, O)
         Wd = writes(ring_d, d_lo, row, valid, slot * HV + hv, rows, V, L, O.low_d) * W[None, :]
         # rows behind the history are read from its last one, and W is zero there
-        k_hat = past_keys(ring_k, k_lo, row, record >= 0, slot * H + hv // (HV // H), keys, K, L, O.low_k)
+        k_hat = past_keys(ring_k, k_lo, row, row >= 0, slot * H + hv // (HV // H), keys, K, L, O.low_k)
         S = S * total + dot(Wd, k_hat, O.fold, O.interpreted)
     to, _ = tile_of((slot if IN_PLACE else i) * HV + hv, rows, keys, V, K)
     tl.store(out + to, as_stored(S, out), mask=inside)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harness.kernels.numbers import Choices, operand, tile_of
-from harness.kernels.prepare import weights
+from harness.kernels.prepare import past_rows, weights
 from harness.kernels.steps import Steps, tile, width
 
 SUMS = 6  # of a tile: squares of served - exact, kept - exact, exact; largest magnitudes of the three
@@ -31,10 +31,9 @@ def weigh(ring_g, slots, lengths, cache_base, W_out, total_out, HV, L: tl.conste
     slot, w = tl.load(slots + i).to(tl.int64), tl.load(lengths + i)
     if slot < 0:
         return
-    record = tl.arange(0, BC)
-    row = (tl.load(cache_base + slot) + tl.minimum(record, tl.maximum(w - 1, 0))) & (L - 1)
-    W, total, _ = weights(ring_g, row, record < w, w, slot * HV + hv, L, O)
-    tl.store(W_out + (i * HV + hv) * BC + record, W)
+    row, valid = past_rows(tl.load(cache_base + slot), w, L, BC)
+    W, total, _ = weights(ring_g, row, valid, w, slot * HV + hv, L, O)
+    tl.store(W_out + (i * HV + hv) * BC + tl.arange(0, BC), W)
     tl.store(total_out + i * HV + hv, total)
 
 

@@ -31,6 +31,16 @@ def weights(ring_g, row, valid, past, head, L: tl.constexpr, O: tl.constexpr, AX
 
 
 @triton.jit
+def past_rows(base, past, L: tl.constexpr, BC: tl.constexpr):
+    """Ring rows of a history of `past` records from base on, [BC], and which of them it has.
+
+    Behind it stands its last row again, as rows there may hold anything and are not read.
+    """
+    record = tl.arange(0, BC)
+    return (base + tl.minimum(record, tl.maximum(past - 1, 0))) & (L - 1), record < past
+
+
+@triton.jit
 def past_keys(ring_k, k_lo, row, valid, key_head, keys, K: tl.constexpr, L: tl.constexpr, LOW: tl.constexpr):
     """k_hat [BC, BK] of a history whose j-th record lies in row[j], zero behind it; keys [BK] the columns."""
     at, inside = (key_head * L + row)[:, None] * K, valid[:, None] & (keys < K)[None, :]
@@ -82,8 +92,7 @@ def prepare(
     both = tl.arange(0, 2 * BS)
     asks, there = both % 2, ((b * H + h) * m + tl.minimum(both // 2, n - 1))[:, None] * K + keys[None, :]
     raw = tl.load(tl.where(asks == 0, k, q)[:, None] + there, mask=(keys < K)[None, :], other=0.0)
-    # rows behind the history may hold anything, so none of them is read
-    row, valid = (base + tl.minimum(record, tl.maximum(past - 1, 0))) & (L - 1), record < past
+    row, valid = past_rows(base, past, L, BC)
     key_head = slot * H + h
     hist = past_keys(ring_k, k_lo, row, valid, key_head, keys, K, L, LOW)
     # all value heads that read this key head at once

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from harness.kernels.fold import replayed
 from harness.kernels.numbers import as_stored, dot, folded_tile, operand, rounded, tile_of, unfolded
-from harness.kernels.prepare import prepare, writes
+from harness.kernels.prepare import past_rows, prepare, writes
 from harness.kernels.route import planned
 
 
@@ -116,8 +116,7 @@ def ring_verify(
         scores = dot(hist, asked, O.score, O.interpreted)
         # what prepare has stored is read back
         tl.debug_barrier()
-        record = tl.arange(0, BC)
-        row, valid = (base + tl.minimum(record, tl.maximum(past - 1, 0))) & (L - 1), record < past
+        row, valid = past_rows(base, past, L, BC)
         for j in range(share, HV // H * TV, SHARES):
             hv, rows = h * (HV // H) + j // TV, (j % TV) * BV + tl.arange(0, BV)
             head = slot * HV + hv
