@@ -119,7 +119,7 @@ class Windows:
 
     def token_decays(self, a: Arithmetic) -> Tensor:
         """e^{g_i}, [W, B, HV, m]."""
-        return self.memo(("eg", a.sites.gate, a.sites.decay), lambda: a.sites.decay(self.gates(a)[0].exp()))
+        return self.memo(("eg", a.sites.gate, a.decay), lambda: a.exponential(self.gates(a)[0]))
 
     def decays(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
         """e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m], zero above the diagonal."""
@@ -133,9 +133,9 @@ class Windows:
                 # as kernels do: the difference of two rounded sums, masked before exp
                 above = torch.ones(self.m, self.m, dtype=torch.bool, device=g.device).triu(1)
                 E = r(G[..., :, None] - G[..., None, :]).masked_fill(above, -torch.inf)
-            return r(G.exp()), r(E.exp())
+            return a.exponential(G), a.exponential(E)
 
-        return self.memo(("decays", a.sites.gate, a.sites.decay), compute)
+        return self.memo(("decays", a.sites.gate, a.decay), compute)
 
     def before(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
         """Decays of what token i's error is taken against: e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m].
@@ -149,7 +149,7 @@ class Windows:
                 return eG, E
             return torch.cat((torch.ones_like(eG[..., :1]), eG[..., :-1]), -1), E.roll(1, -2)
 
-        return self.memo(("before", a.sites.gate, a.sites.decay, a.conventions), compute)
+        return self.memo(("before", a.sites.gate, a.decay, a.conventions), compute)
 
     def products(self, a: Arithmetic, dot: Dot) -> Tensor:
         """k_hat_i . k_hat_j, then q_hat_i . k_hat_j, [W, B, H, 2m, m], as `dot` computes them."""
@@ -172,7 +172,7 @@ class Windows:
             return a.sites.gram(A), a.sites.gram(E * both[..., self.m :, :])
 
         s, c = a.sites, a.conventions
-        return self.memo(("scores", s.gate, s.decay, s.key, s.gram, a.dots.gram, c), compute)
+        return self.memo(("scores", s.gate, a.decay, s.key, s.gram, a.dots.gram, c), compute)
 
     def formed(self, a: Arithmetic, inverse: str) -> Tensor:
         """What the inverse makes of A before the right-hand side is known, [W, B, HV, m, m]."""
@@ -182,7 +182,7 @@ class Windows:
             return INVERSES[inverse].form(A.view(-1, self.m, self.m), a).view(A.shape)
 
         s = a.sites
-        key = ("formed", inverse, s.gate, s.decay, s.key, s.gram, s.inverse, a.dots.gram, a.dots.inverse, a.conventions)
+        key = ("formed", inverse, s.gate, a.decay, s.key, s.gram, s.inverse, a.dots.gram, a.dots.inverse, a.conventions)
         return self.memo(key, compute)
 
     def stored(self, a: Arithmetic, name: str) -> Tensor:
