@@ -37,7 +37,7 @@ PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
 CACHE_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
 # of all that a block holds on a device, where more steps share one bookkeeping: little beside the states and tokens
-DEVICE_BYTES = 4 << 30
+DEVICE_BYTES = 8 << 30
 
 
 @dataclass
@@ -245,4 +245,4 @@ def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
     # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
     step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
-    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 256))
+    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 512))

@@ -75,7 +75,7 @@ class Windows:
         lanes = np.arange(self.m)[None, None, :] >= lengths[..., None]
         if lanes.any():
             padded = on_device(tokens.g.device, lanes)[0][:, :, None]
-            for x in (self.k, self.q, self.v, self.g, self.beta):
+            for x in self._lanes():
                 x.masked_fill_(padded if x.ndim == 4 else padded[..., None], 0.0)
         self._memo: dict[tuple[Any, ...], Any] = {}
 
@@ -84,8 +84,24 @@ class Windows:
 
     def only(self, lengths: np.ndarray) -> Windows:
         """The same windows cut to shorter lengths [W, B], nothing computed yet."""
-        tokens = Tokens(*(x.transpose(2, 3) for x in (self.q, self.k, self.v, self.g, self.beta)))
+        tokens = Tokens(*(x.transpose(2, 3) for x in self._lanes()))
         return Windows(tokens, lengths, self.shape)
+
+    def room(self, W: int, m: int) -> Windows:
+        """Windows of the same slots with room for W steps of m lanes, all idle."""
+        parts = (x.new_zeros(W, self.B, m, *x.shape[2:3], *x.shape[4:]) for x in self._lanes())
+        return Windows(Tokens(*parts), np.zeros((W, self.B), dtype=self.lengths.dtype), self.shape)
+
+    def take(self, other: Windows) -> None:
+        """Hold the windows of another with no more steps and lanes; nothing computed yet, the rest idle."""
+        for mine, new in zip(self._lanes(), other._lanes(), strict=True):
+            mine.zero_()[: other.W, :, :, : other.m] = new
+        self.lengths = np.zeros_like(self.lengths)
+        self.lengths[: other.W] = other.lengths
+        self._memo.clear()
+
+    def _lanes(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.g, self.beta
 
     def memo(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Compute once per batch and key; the key names every part of the arithmetic that the value depends on."""

@@ -51,6 +51,34 @@ def test_the_oracle_is_the_loop(counts: tuple[int, int], engine: str) -> None:
         close("d", truth.d[slot, :n], writes, TOL)
 
 
+def test_pieces_made_up_to_a_tape_are_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults: what the block before left behind in lanes and pieces that this one has not; a state that is put where a
+    point is when none was asked for; windows of the block before, remembered."""
+    monkeypatch.setattr("harness.reference.oracle.on_cpu", lambda x: False)
+    rng = np.random.default_rng(4)
+    tokens, initial = draw(rng, 2, 60), start(rng, 2)
+    oracle = Oracle(SHAPE, initial, maker=MAKERS["torch"])
+    loops = [recurrence(initial[b], tokens.map(lambda x, b=b: x[b])) for b in range(2)]
+    done, tapes = np.zeros(2, dtype=int), set()
+    for cuts in (((7, 6), (0, 5), (8, 0)), ((3, 5),), ((6, 2), (1, 6), (0, 3), (5, 5)), ((7, 1),)):
+        sizes = np.array(cuts)
+        begins = done + sizes.cumsum(0) - sizes
+        at = torch.from_numpy(np.minimum(begins[..., None] + np.arange(sizes.max()), 59))
+        pieces = tokens.map(lambda x, at=at: x[torch.arange(2)[None, :, None], at])
+        points = np.where(sizes > 0, (sizes > 0).cumsum(0) - 1, -1)
+        truth = oracle.advance(windows(pieces, sizes), points)
+        for p, b in zip(*np.nonzero(sizes), strict=True):
+            end = begins[p, b] + sizes[p, b]
+            close(f"S of {b} at {end}", truth.S[points[p, b], b], loops[b][0][end], TOL)
+        for b, n in enumerate(sizes.sum(0)):
+            close("o", truth.o[b, :n], loops[b][1][done[b] : done[b] + n], TOL)
+            close("d", truth.d[b, :n], loops[b][2][done[b] : done[b] + n], TOL)
+        done += sizes.sum(0)
+        tapes.add(id(oracle._tape))
+    # 1 to 4 pieces of 5 to 8 lanes share one
+    assert len(tapes) == 1
+
+
 @ENGINES
 def test_slots_advance_on_their_own(engine: str) -> None:
     """Faults: a slot without a piece moved, or its state put in another's place; a second call on old states."""

@@ -161,7 +161,7 @@ def test_a_block_fills_a_cache_or_a_share_of_a_device() -> None:
     assert steps(64, "cuda") == 32
     # exact states of the grid points alone are 64 MiB a step
     assert steps(64, "cuda") * 64 << 20 < 4 << 30
-    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (256, 1)
+    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (512, 1)
     assert (steps(1, "cpu"), steps(64, "cpu")) == (64, 1)
 
 

@@ -6,7 +6,7 @@ a chain of fp32 roundings, subnormals are kept, and e^x is not rounded to neares
 Predicted: every operand probe agrees with harness.arithmetic.DOTS for ieee, tf32, tf32x3 and bf16; the accumulator
 probes agree for tf32 and bf16; a long ieee sum differs in its last bits, as the order of its additions is the
 compiler's. e^x of a log decay is off by up to 3 units of 2^-24, where one rounding would leave at most one, and is what
-harness.exponential says in 97 of 100 arguments, one unit beside it in the others.
+harness.exponential says in 95 of 100 arguments of every range, one unit beside it in the others.
 
 A probe is a tile whose result tells two roundings apart; what is compared is the device's result with the emulated
 product of the same tile, element by element. `differs` in the column of a probe means that the emulation is wrong
@@ -32,7 +32,7 @@ from harness.rundir import Run
 SIDE = 16
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
 RANGES = ((-1e-4, 0.0), (-1e-2, -1e-4), (-1.0, -1e-2), (-20.0, -1.0))
-SHARE = 0.97  # of the results of a fast exponential that its table gives to the bit; the rest one unit apart
+SHARE = 0.95  # of the results of a fast exponential that its table gives to the bit; the rest one unit apart
 FP32 = Arithmetic(Sites(decay=Rounding("fp32")))
 Tile = tuple[Tensor, Tensor, Tensor]
 
