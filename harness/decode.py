@@ -146,11 +146,12 @@ class Stream:
         for b in needed:
             block = self.block(b)
             slot, at = np.nonzero(t // BLOCK == b)
-            s, to, of = on_device(self.device, slot, at, t[slot, at] - b * BLOCK)
+            of, to = on_device(self.device, slot * BLOCK + t[slot, at] - b * BLOCK, slot * count + at)
             read = [getattr(block, f.name) for f in fields(Tokens)]
             out = out or [x.new_empty(len(starts), count, *x.shape[2:]) for x in read]
             for x, y in zip(read, out, strict=True):
-                y[s, to] = x[s, of]
+                # whole rows, as an index over two axes moves number by number
+                y.flatten(0, 1).index_copy_(0, to, x.flatten(0, 1).index_select(0, of))
         return Tokens(*out)
 
     def _begin(self, b: int) -> None:

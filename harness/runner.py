@@ -7,13 +7,14 @@ Memory does not grow with the decode: a block of steps is generated, decoded, me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness import pool
 from harness.arithmetic import Conventions
 from harness.arms import Arm, decode_block
 from harness.conditioning import Found, begin_conditioning, begin_inner, has_operator
@@ -57,8 +58,8 @@ class Now:
     windows: Windows
     pieces: Pieces | None
     intervals: Intervals
-    keys: dict[str, np.ndarray]
     begun: Begun
+    keys: dict[str, np.ndarray] = field(default_factory=dict)  # what every design's rows begin with
 
 
 class Runner:
@@ -85,23 +86,17 @@ class Runner:
 
     def run(self, progress: Callable[[int], None] = lambda tokens: None) -> Iterator[list[Rows]]:
         """Yield the rows of one block after the other; progress(committed tokens, all slots) after each."""
-        decode, B = self.config.decode, self.config.decode.slots
+        decode = self.config.decode
         arms, oracles = self._start(progress)
-        oracle_since, left = SinceLast(B), np.zeros(B, dtype=np.int64)
-        schedule = Schedule(decode, self.config.acceptance, self.grid, decode.prefill, decode.tokens)
-        for block in schedule.blocks(self.block_steps):
-            windows = block.windows(self.stream, self.shape)
-            pieces = block.pieces(self.stream, self.shape)
-            begun = self._begin(windows, pieces, arms)
-            truth = {c: self._truth(oracle, pieces) for c, oracle in oracles.items()}
-            intervals = Intervals(left, block, self.stream.device)
-            left = intervals.left
-            keys = self._keys(block, next(iter(truth.values())))
-            now = Now(block, windows, pieces, intervals, keys, begun)
+        oracle_since = SinceLast(decode.slots)
+        # a device decodes while the next block is made ready
+        for now in pool.ahead(self._given(arms)) if self.device == "cuda" else self._given(arms):
+            truth = {c: self._truth(oracle, now.pieces) for c, oracle in oracles.items()}
+            now.keys = self._keys(now.block, next(iter(truth.values())))
             # first of all, as it leaves products behind that others share
             rows = [self._arm_rows(now, arm, truth[arm.reference]) for arm in arms]
             rows.insert(0, self._oracle_rows(now, oracle_since))
-            progress(int(block.accepted.sum()))
+            progress(int(now.block.accepted.sum()))
             yield [r for r in rows if r]
 
     # --- decoding ---------------------------------------------------------------------------------------------
@@ -140,6 +135,19 @@ class Runner:
         return design.on(ring).create(
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
+
+    def _given(self, arms: list[Arm]) -> Iterator[Now]:
+        """One block after the other, as far as it depends on no design's or oracle's state."""
+        decode = self.config.decode
+        left = np.zeros(decode.slots, dtype=np.int64)
+        schedule = Schedule(decode, self.config.acceptance, self.grid, decode.prefill, decode.tokens)
+        for block in schedule.blocks(self.block_steps):
+            windows = block.windows(self.stream, self.shape)
+            pieces = block.pieces(self.stream, self.shape)
+            begun = self._begin(windows, pieces, arms)
+            intervals = Intervals(left, block, self.stream.device)
+            left = intervals.left
+            yield Now(block, windows, pieces, intervals, begun)
 
     def _begin(self, windows: Windows, pieces: Pieces | None, arms: list[Arm]) -> Begun:
         # an interval longer than one piece has no matrix of its own here

@@ -36,8 +36,9 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW: VERIFY for few windows
-VERIFY, FEW = Tiling(32, 2, 2, 3, 128), Tiling(32, 2, 3, 3)
+# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW, HALF: VERIFY for few
+# windows, and for bf16 products
+VERIFY, FEW, HALF = Tiling(32, 2, 2, 3, 128), Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
 FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
 # ieee products run on CUDA cores out of registers, of which smaller tiles take fewer
 IEEE = {VERIFY: Tiling(16, 2, 3, 3), FEW: Tiling(16, 2, 3, 3), FLUSH: Tiling(8, 1, 2, 4)}
@@ -194,8 +195,10 @@ class Steps:
             t = FEW
         if self.design.options.state == "ieee":
             t = IEEE.get(t, t)
-        if self.BS > 4 or self.design.options.state == "bf16":
-            # one needs more than a little, the other fewer
+        if t is VERIFY and self.design.options.state == "bf16":
+            t = HALF
+        if self.BS > 4:
+            # it needs far more than that
             t = t._replace(registers=None)
         rows = min(t.rows, width(s.V))
         shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, heads))
