@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions
-from harness.reference.calls import Course, Truth, committed
+from harness.reference.calls import Course, Seen, Truth, committed
+from harness.reference.certificate import Certificate
 from harness.reference.emulated import Emulated
 from harness.reference.fold import product
 from harness.reference.state import Verified
@@ -53,6 +55,7 @@ class Oracle:
         self.design = maker(VariantSpec("oracle"), RingSpec(PIECE, PIECE, 1, "commit"), arithmetic)
         self.state = self.design.create(shape, len(initial), initial, device=initial.device)
         self._exact = self.S.new_empty(0, *self.S.shape)
+        self.certificate = Certificate(initial, arithmetic)
 
     @property
     def S(self) -> Tensor:
@@ -69,10 +72,11 @@ class Oracle:
             self._exact = self.S.new_empty(block.most + MORE, *self.S.shape)
         exact = self._exact[: block.most]
         if self.design.fused:
-            seen = self.design.fused(self.state, pieces, block, exact, emit=True)
-            return Truth(exact, seen.o, seen.d)
-
-        return Truth(exact, *self._pieces(pieces, block, exact))
+            seen: Seen = self.design.fused(self.state, pieces, block, exact, emit=True)
+            o, d = seen.o, seen.d
+        else:
+            o, d = self._pieces(pieces, block, exact)
+        return Truth(exact, o, d, self.certificate.advance(pieces, sizes(d, pieces, block), exact, block.points))
 
     def _pieces(self, pieces: Windows, block: Laid, exact: Tensor) -> tuple[Tensor, Tensor]:
         a, s, m, inverse = self.design.arithmetic, pieces.shape, pieces.m, self.design.spec.inverse
@@ -90,3 +94,13 @@ class Oracle:
             here = slice(ends[p], ends[p + 1])
             exact[points[here], slots[here]] = self.S[slots[here]]
         return committed(results, "o", block), committed(results, "d", block)
+
+
+def sizes(d: Tensor, pieces: Windows, block: Laid) -> Tensor:
+    """Norms of the writes d [B, T, HV, V] by pieces, [P, B, HV, m]; zero in lanes that hold no token."""
+    counts, step, lane = block.committed
+    slot, t = np.nonzero(np.arange(step.shape[1]) < counts[:, None])
+    to, b, at, of = on_device(d.device, step[slot, t], slot, lane[slot, t], t)
+    found = d.new_zeros(pieces.W, pieces.B, pieces.m, pieces.shape.HV)
+    found[to, b, at] = torch.linalg.vector_norm(d, dim=-1)[b, of]
+    return found.transpose(-1, -2)
