@@ -189,6 +189,18 @@ def test_the_bookkeeping_of_a_device_is_that_of_the_cpu(monkeypatch: pytest.Monk
                 )
 
 
+@pytest.mark.parametrize("reference", ["fp64", "own"])
+def test_the_oracle_brings_its_bound(reference: str) -> None:
+    """Faults: rows without a bound, one that begins anew with a block or without the prefill."""
+    run = config(slots=2, prefill=100, reference=reference, variants=["exact_recurrent", "vllm_spec"])
+    bound = table(run)["oracle"]["oracle_bound"]
+    # 220 tokens of 16 keys and windows of up to 64: far below what is told apart, far above what one token adds
+    assert (bound > 1e-15).all() and (bound < 1e-9).all()
+    # the first token after the prefill carries what a hundred before it left
+    run.decode.prefill = 0
+    assert bound[:6].max() > 2 * table(run)["oracle"]["oracle_bound"][:6].max()
+
+
 def test_shares_of_the_heads_are_the_whole() -> None:
     """Faults: heads numbered, seeded or gated from the share; a sum over heads; a stochastic draw by position."""
     run = config(tokens=60, slots=2, ragged=True, precision=PrecisionConfig(sites={"checkpoint": "bf16:stochastic"}))

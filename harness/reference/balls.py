@@ -56,7 +56,7 @@ def inverse(
 
 
 def _one_plus_A(flint: Any, k: Tensor, g: Tensor, beta: Tensor, c: Conventions) -> Any:
-    """I + A in balls of the precision in force, with eps where the conventions have it, A_ij of decay before or after."""
+    """I + A in balls of the precision in force, by the conventions."""
     arb, m, K = flint.arb, len(g), k.shape[1]
     raw = [[arb(x) for x in row] for row in k.tolist()]
     eps = arb(c.eps) * (K if c.eps_at == "mean" else 1)
