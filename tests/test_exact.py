@@ -13,12 +13,14 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from helpers import draw, start
+from helpers import MAKERS, draw, start
+from helpers import windows as laid
 
 from harness.arithmetic import Arithmetic, Conventions, Rounding
 from harness.errors import ConfigError, HarnessError, InputError
 from harness.reference import exact, rational
 from harness.reference.inverse import INVERSES
+from harness.reference.oracle import Oracle
 from harness.tokens import Shape, Tokens
 
 SHAPE, BITS = Shape(1, 2, 3, 4), 80
@@ -62,6 +64,18 @@ def test_two_exact_references_agree_in_every_bit(seed: int) -> None:
             ("d", found.d[:, h], gold.D),
         ):
             assert mine.tolist() == [[x * 2**found.bits for x in row] for row in theirs], name
+
+
+@pytest.mark.parametrize("engine", MAKERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_oracle_is_exact_where_fp64_is(seed: int, engine: str) -> None:
+    """Fault: an oracle that is off where no rounding is to blame. Five tokens need some forty of the 53 bits."""
+    S, tokens = dyadic(5, seed)
+    oracle = Oracle(SHAPE, S[None], DYADIC, MAKERS[engine])
+    truth = oracle.advance(laid(tokens.map(lambda x: x[None, None]), [[5]], SHAPE))
+    for h, gold in enumerate(windows(S, tokens)):
+        for mine, theirs in ((oracle.S[0, h], gold.S), (truth.o[0, :, h], gold.o), (truth.d[0, :, h], gold.D)):
+            assert mine.tolist() == [[float(x) for x in row] for row in theirs]
 
 
 def test_states_are_kept_where_asked() -> None:
@@ -228,16 +242,23 @@ def test_rationals_refuse_what_is_none() -> None:
             rational.window(S[0], t.k[:, 0], t.q[:, 0], t.v[:, 0], [1, value], [1, 1])
 
 
-def test_a_rational_window_checks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a gold standard returned without having been held to the recurrence or to (I+A) T = I."""
+def test_rationals_check_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a gold standard returned without having been held to T (I+A) = I, a window to its recurrence."""
     S, t = dyadic(4, 0)
-    t.g[:] = 0.0
-    inputs = S[0], t.k[:, 0], t.q[:, 0], t.v[:, 0], t.beta[:, 0].tolist(), t.g.exp()[:, 0].tolist()
+    inputs = S[0], t.k[:, 0], t.q[:, 0], t.v[:, 0], t.beta[:, 0].tolist(), [1, 1, 1, 1]
     good = rational.inverse
-    monkeypatch.setattr(
-        rational,
-        "inverse",
-        lambda A: [[x + (i == 2 and j == 0) for j, x in enumerate(row)] for i, row in enumerate(good(A))],
-    )
+
+    def off(x: rational.Matrix) -> rational.Matrix:
+        return [[y + (i == 2 and j == 0) for j, y in enumerate(row)] for i, row in enumerate(x)]
+
+    A = torch.full((4, 4), 0.5, dtype=F64).tril(-1)
+    rational.hold_inverse(good(A), A.tolist())
+    with pytest.raises(HarnessError, match=r"^T: .* row 2, column 0"):
+        rational.hold_inverse(off(good(A)), A.tolist())
+    monkeypatch.setattr(rational, "inverse", lambda A: off(good(A)))
     with pytest.raises(HarnessError, match=r"^D: token 2"):
+        rational.window(*inputs)
+    monkeypatch.setattr(rational, "inverse", good)
+    monkeypatch.setattr(rational, "hold_inverse", lambda T, a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         rational.window(*inputs)

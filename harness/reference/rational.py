@@ -49,11 +49,7 @@ def inverse(A: Numbers) -> Matrix:
     for j in range(m):
         for i in range(j + 1, m):
             T[i][j] = -sum((a[i][l] * T[l][j] for l in range(j, i)), Fraction(0))
-    for i in range(m):
-        # from the other side, T (I+A) = I, which shares no sum with the substitution
-        for j in range(i):
-            if T[i][j] + sum((T[i][l] * a[l][j] for l in range(j + 1, i + 1)), Fraction(0)):
-                raise HarnessError(f"T: T (I+A) is not the identity at row {i}, column {j}")
+    hold_inverse(T, a)
     return T
 
 
@@ -75,11 +71,21 @@ def window(S: Numbers, k_hat: Numbers, q_hat: Numbers, v: Numbers, beta: Sequenc
     o = [[_read(S0, D, E[i], k, q[i], r) for r in range(len(S0))] for i in range(m)]
     columns = [[Fraction(int(c == l)) for c in range(len(k[0]))] for l in range(len(k[0]))]
     folded = [[_read(S0, D, E[-1], k, column, r) for column in columns] for r in range(len(S0))]
-    _hold(Window(T, D, o, folded), S0, k, q, v, b, e)
-    return Window(T, D, o, folded)
+    found = Window(T, D, o, folded)
+    _hold(found, S0, k, q, v, b, e)
+    return found
+
+
+def hold_inverse(T: Matrix, a: Matrix) -> None:
+    """Refuse a T for which T (I+A) is not I: from the other side, no sum is one of the substitution."""
+    for i in range(len(a)):
+        for j in range(i):
+            if T[i][j] + sum((T[i][l] * a[l][j] for l in range(j + 1, i + 1)), Fraction(0)):
+                raise HarnessError(f"T: T (I+A) is not the identity at row {i}, column {j}")
 
 
 def _hold(found: Window, S: Matrix, k: Matrix, q: Matrix, v: Matrix, b: list[Fraction], e: list[Fraction]) -> None:
+    """The window token by token."""
     for i in range(len(k)):
         S = [[e[i] * x for x in row] for row in S]
         d = [b[i] * (x - _dot(row, k[i])) for x, row in zip(v[i], S, strict=True)]
