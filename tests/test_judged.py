@@ -21,14 +21,20 @@ def config(folder: Path, **decode: Any) -> Config:
     return Config(experiment="oracle", model=model, decode=DecodeConfig(**keys), results_dir=str(folder), device="cpu")
 
 
-def test_every_slot_and_head_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Faults: a slot's or a head's states compared with another's, a state with another token count's, a table that
-    no terminal shows. Wrong pairs differ by their own size, right ones by the 1e-14 of fp64."""
+def test_every_slot_and_head_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Faults: a state that the next block writes over, one head compared under the names of all, a slot's or a head's
+    states compared with another's, a state with another token count's, a table that no terminal shows. Wrong pairs
+    differ by their own size, right ones by the 1e-14 of fp64."""
+    monkeypatch.setattr(oracle, "block_steps", lambda *_: 5)
     outcome = oracle.run(config(tmp_path))
     found = read_json(Path(outcome["directory"]) / "oracle.json")
     assert found is not None and found["settings"]["slots"] == 2
     rows = found["rows"]
     assert {(r["slot"], r["head"]) for r in rows} == {(s, h) for s in range(2) for h in range(4)}
+    # gates are drawn per slot and head
+    assert len({r["memory"] for r in rows}) == 8
     for r in rows:
         assert r["error"] <= r["bound"] and r["error"] < 1e-14 and r["output"] < 1e-13
     assert max(r["error"] for r in rows) > 1e-17 and len({r["tokens"] for r in rows if r["slot"] == 0}) > 5

@@ -189,16 +189,26 @@ def test_the_bookkeeping_of_a_device_is_that_of_the_cpu(monkeypatch: pytest.Monk
                 )
 
 
-@pytest.mark.parametrize("reference", ["fp64", "own"])
-def test_the_oracle_brings_its_bound(reference: str) -> None:
+def test_the_oracle_brings_its_bound() -> None:
     """Faults: rows without a bound, one that begins anew with a block or without the prefill."""
-    run = config(slots=2, prefill=100, reference=reference, variants=["exact_recurrent", "vllm_spec"])
-    bound = table(run)["oracle"]["oracle_bound"]
-    # 220 tokens of 16 keys and windows of up to 64: far below what is told apart, far above what one token adds
+    bound = table(config(slots=2, prefill=100, variants=["exact_recurrent"]))["oracle"]["oracle_bound"]
+    # 220 tokens of 24 keys and windows of up to 64: far below what is told apart, far above what one token adds
     assert (bound > 1e-15).all() and (bound < 1e-9).all()
-    # the first token after the prefill carries what a hundred before it left
-    run.decode.prefill = 0
-    assert bound[:6].max() > 2 * table(run)["oracle"]["oracle_bound"][:6].max()
+    # the first interval after the prefill carries what a hundred tokens before it left
+    without = table(config(slots=2, variants=["exact_recurrent"]))["oracle"]["oracle_bound"]
+    assert bound[:6].max() > 2 * without[:6].max()
+
+
+def test_of_two_references_the_less_certain_is_quoted(tmp_path: Path) -> None:
+    """Fault: with reference=own the bound of one oracle said of all."""
+    (tmp_path / "other.yaml").write_text("conventions: {eps: 1.0}\n")
+    names = ["exact_recurrent", str(tmp_path / "other.yaml")]
+    one, other, both = (
+        table(config(slots=2, variants=some, reference="own"))["oracle"]["oracle_bound"]
+        for some in (names[:1], names[1:], names)
+    )
+    assert (one != other).any()
+    np.testing.assert_array_equal(both, np.maximum(one, other))
 
 
 def test_shares_of_the_heads_are_the_whole() -> None:

@@ -44,10 +44,8 @@ def inverse(
     with flint.ctx.workprec(bits):
         T = _one_plus_A(flint, k, g, beta, c).inv()
         identity = I_A * T
-    m = len(g)
-    low, high = np.eye(m), np.eye(m)
-    for i in range(m):
-        for j in range(i):
+        low, high = np.eye(len(g)), np.eye(len(g))
+        for i, j in zip(*np.tril_indices(len(g), -1), strict=True):
             x, one = T[i, j], identity[i, j]
             if not (x.is_finite() and one.contains(0) and max(x.rad(), one.rad()) <= 2.0**-60):
                 raise HarnessError(f"bits: {bits} do not enclose T at row {i}, column {j}: {x}")

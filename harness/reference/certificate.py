@@ -78,7 +78,7 @@ class Certificate:
         for p, lengths in enumerate(pieces.lengths):
             live = (lengths > 0)[:, None]
             self.bound = np.where(live, contraction[p] * self.bound + fixed[p] + scaled[p] * self.size, self.bound)
-            self.size = np.where(live, kept[p] * self.size + written[p], self.size)
+            self.size = kept[p] * self.size + written[p]
             (at,) = np.nonzero(points[p] >= 0)
             bounds[points[p, at], at] = self.bound[at]
             self.size[at] = sizes[points[p, at], at] * LOOSE
@@ -92,7 +92,7 @@ def relative(bound: np.ndarray, size: np.ndarray) -> np.ndarray:
     ratio = np.where(sure, bound, np.inf) / np.where(sure, least, 1.0)
     # three digits, rounded up: the rest hangs on the order of sums, which a block's size must not show in
     fraction, exponent = np.frexp(ratio)
-    return np.where(np.isnan(ratio), np.inf, np.ldexp(np.ceil(fraction * 1024) / 1024, exponent))
+    return np.asarray(np.ldexp(np.ceil(fraction * 1024) / 1024, exponent))
 
 
 def norm(S: Tensor) -> np.ndarray:
