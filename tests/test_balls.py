@@ -111,3 +111,19 @@ def test_without_flint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError, match=r"^balls: python-flint is not installed"):
         balls.inverse(*window(3), 120)
+
+
+def test_an_inverse_of_another_matrix_is_refused(flint: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: an enclosure returned unseen. Here T is that of a matrix off by 2^-70, which its radius does not cover."""
+    right, calls = balls._one_plus_A, []
+
+    def off(*given: object) -> object:
+        found = right(*given)
+        calls.append(found)
+        if len(calls) == 2:
+            found[3, 0] += 2.0**-70
+        return found
+
+    monkeypatch.setattr(balls, "_one_plus_A", off)
+    with pytest.raises(HarnessError, match=r"^bits: 120 do not enclose T at row 3, column 0"):
+        balls.inverse(*window(6), 120)
