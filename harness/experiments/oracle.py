@@ -11,8 +11,8 @@ in the former, up to 5e-10 in the heads that never decay, 1e3 to 1e5 above the e
 Refuted by one error above its bound, which also ends the run with an error: then no certificate printed is one.
 
 The oracle runs as in any run: pieces between the flushes of the grid, value rows as `model.rows` has them. Beside it
-the same tokens in integers of 2^-w, twice, to 100 bits (harness.reference.exact): some fifteen seconds per value head of
-two rows.
+the same tokens in integers of 2^-w, twice, to 100 bits (harness.reference.exact): some fifteen seconds per value head
+of two rows.
 """
 
 from __future__ import annotations

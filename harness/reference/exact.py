@@ -3,7 +3,7 @@
 Every number is an integer multiple of 2^-w, so a product is one of integers and every rounding is a shift: no context
 and no global precision is there to be wrong. The inputs are taken as the binary numbers they are, eps of the
 conventions among them; norm, square root and exponential are rounded at 2^-w too. Rows of S never meet, so a few value
-rows cost what they are: 16,384 tokens x 128 keys x 2 rows take some ten seconds.
+rows cost what they are: 16,384 tokens x 128 keys x 2 rows take some twenty seconds.
 
 The tokens contract what rounding leaves in S (for decay "before"; "after" may not), so w lies some guard bits and those
 of T K above what is asked for. That is not taken on trust: everything is computed a second time with MORE bits, where
@@ -61,7 +61,7 @@ def decode(
     points: Sequence[int] | None = None,
     guard: int = 24,
 ) -> Exact:
-    """States, outputs and writes of T tokens to 2^-bits of the largest entry of their head, in a few seconds per row.
+    """States, outputs and writes of T tokens to 2^-bits of the largest entry of their head.
 
     S       [HV, V, K] fp64, the state before the first token; V counts the rows that are followed
     tokens  [T, ...], v with those rows
