@@ -95,7 +95,7 @@ class Runner:
             now.keys = self._keys(now.block, next(iter(truth.values())))
             # first of all, as it leaves products behind that others share
             rows = [self._arm_rows(now, arm, truth[arm.reference]) for arm in arms]
-            rows.insert(0, self._oracle_rows(now, oracle_since))
+            rows.insert(0, self._oracle_rows(now, oracle_since, [t.bound for t in truth.values()]))
             progress(int(now.block.accepted.sum()))
             yield [r for r in rows if r]
 
@@ -164,7 +164,7 @@ class Runner:
     def _truth(self, oracle: Oracle, pieces: Pieces | None) -> Truth:
         if pieces is None:
             nothing = oracle.S[:, :0, :, 0]
-            return Truth(oracle.S[None][:0], nothing, nothing)
+            return Truth(oracle.S[None][:0], nothing, nothing, np.empty((0, *oracle.S.shape[:2])))
         return oracle.advance(pieces.windows, pieces.points)
 
     # --- rows -------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Runner:
             "zero_state": ~some.reshape(-1),
         }
 
-    def _oracle_rows(self, now: Now, since: SinceLast) -> Rows | None:
+    def _oracle_rows(self, now: Now, since: SinceLast, bounds: list[np.ndarray]) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
         block, begun = now.block, now.begun
         worst = since.add(begun.windows(), block.lengths > 0, block.points)
@@ -194,6 +194,8 @@ class Runner:
         rows: dict[str, Any] = dict(now.keys)
         rows |= dict(zip(names, flat(worst).T, strict=True))
         rows["backend"] = np.full(len(rows["slot"]), "fp64", dtype=object)
+        # of the references in use the one that is least certain
+        rows["oracle_bound"] = flat(np.max(bounds, 0)[block.grid.point, block.grid.slot])
         inside = flat(begun.pieces()[block.grid.point, block.grid.slot]) if begun.pieces else None
         for i, name in enumerate(names):
             # masked: not computed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,7 @@ from harness.arithmetic import Conventions
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
 from harness.families import FAMILIES
+from harness.reference import exact
 from harness.reference.oracle import PIECE, Oracle
 from harness.ring import RingSpec
 from harness.schedule import Schedule
@@ -20,6 +20,7 @@ from harness.tokens import Shape, Tokens
 # a few hundred fp64 operations on numbers of size 1: an oracle looser than this would blur 1e-12 identities
 TOL = 1e-13
 RESETS = (-160.0, -np.inf)
+FIFTY = 166  # bits of fifty digits
 ENGINES = pytest.mark.parametrize("engine", MAKERS)
 
 
@@ -95,28 +96,6 @@ def test_slots_advance_on_their_own(engine: str) -> None:
         close("S", oracle.S, np.stack(truth), TOL)
 
 
-def exact(S: np.ndarray, t: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence in 50 digits; S [HV, V, K] -> the last state and o [T, HV, V], rounded to fp64 at the end."""
-    with mpmath.workdps(50):
-        number = np.vectorize(mpmath.mpf, otypes=[object])
-        S = number(S)
-        HV, V, K = S.shape
-        q, k, v, g, beta = (number(getattr(t, n).numpy()) for n in ("q", "k", "v", "g", "beta"))
-        outputs, eps = [], mpmath.mpf(10) ** -6
-        for i in range(len(g)):
-            o = np.empty((HV, V), object)
-            for h in range(HV):
-                key = h // (HV // k.shape[1])
-                k_hat = k[i, key] / mpmath.sqrt((k[i, key] ** 2).sum() + eps)
-                q_hat = q[i, key] / mpmath.sqrt((q[i, key] ** 2).sum() + eps) / mpmath.sqrt(K)
-                S[h] = S[h] * mpmath.exp(g[i, h])
-                d = beta[i, h] * (v[i, h] - S[h] @ k_hat)
-                S[h] = S[h] + np.outer(d, k_hat)
-                o[h] = S[h] @ q_hat
-            outputs.append(o)
-        return S.astype(float), np.stack(outputs).astype(float)
-
-
 @ENGINES
 @pytest.mark.parametrize("kind", ["ordinary", "small keys", "resets", "one key"])
 def test_oracle_and_loop_against_fifty_digits(kind: str, engine: str) -> None:
@@ -129,7 +108,8 @@ def test_oracle_and_loop_against_fifty_digits(kind: str, engine: str) -> None:
         tokens.k[:] = tokens.k[0].clone()
         tokens.g[:], tokens.beta[:] = -1e-5, 0.9997
     initial = start(rng, 1, shape)
-    S, o = exact(initial[0].numpy(), tokens)
+    gold = exact.decode(initial[0], tokens, FIFTY)
+    S, o = gold.nearest("S")[0], gold.nearest("o")
     states, outputs, _ = recurrence(initial[0], tokens)
     close("S of the loop", states[-1], S, TOL)
     close("o of the loop", outputs, o, TOL)

@@ -190,6 +190,28 @@ def test_the_bookkeeping_of_a_device_is_that_of_the_cpu(monkeypatch: pytest.Monk
                 )
 
 
+def test_the_oracle_brings_its_bound() -> None:
+    """Faults: rows without a bound, one that begins anew with a block or without the prefill."""
+    bound = table(config(slots=2, prefill=100, variants=["exact_recurrent"]))["oracle"]["oracle_bound"]
+    # 220 tokens of 24 keys and windows of up to 64: far below what is told apart, far above what one token adds
+    assert (bound > 1e-15).all() and (bound < 1e-9).all()
+    # the first interval after the prefill carries what a hundred tokens before it left
+    without = table(config(slots=2, variants=["exact_recurrent"]))["oracle"]["oracle_bound"]
+    assert bound[:6].max() > 2 * without[:6].max()
+
+
+def test_of_two_references_the_less_certain_is_quoted(tmp_path: Path) -> None:
+    """Fault: with reference=own the bound of one oracle said of all."""
+    (tmp_path / "other.yaml").write_text("conventions: {eps: 1.0}\n")
+    names = ["exact_recurrent", str(tmp_path / "other.yaml")]
+    one, other, both = (
+        table(config(slots=2, variants=some, reference="own"))["oracle"]["oracle_bound"]
+        for some in (names[:1], names[1:], names)
+    )
+    assert (one != other).any()
+    np.testing.assert_array_equal(both, np.maximum(one, other))
+
+
 def test_shares_of_the_heads_are_the_whole() -> None:
     """Faults: heads numbered, seeded or gated from the share; a sum over heads; a stochastic draw by position."""
     run = config(tokens=60, slots=2, ragged=True, precision=PrecisionConfig(sites={"checkpoint": "bf16:stochastic"}))

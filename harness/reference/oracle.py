@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions
-from harness.reference.calls import Course, Truth, committed
+from harness.reference.calls import Course, Seen, Truth, committed
+from harness.reference.certificate import Certificate
 from harness.reference.emulated import Emulated
 from harness.reference.fold import product
 from harness.reference.state import Verified
@@ -57,6 +58,7 @@ class Oracle:
         self.state = self.design.create(shape, len(initial), initial, device=initial.device)
         self._exact = self.S.new_empty(0, *self.S.shape)
         self._tape: Tape | None = None
+        self.certificate = Certificate(initial, arithmetic)
 
     @property
     def S(self) -> Tensor:
@@ -74,11 +76,12 @@ class Oracle:
             self._exact = self.S.new_empty(block.most + MORE + 1, *self.S.shape)
         exact = self._exact[: block.most]
         if self.design.fused:
-            seen = self.design.fused(self.state, pieces, block, exact, emit=True)
-            return Truth(exact, seen.o, seen.d)
-
-        results = self._pieces(pieces, block)
-        return Truth(exact, committed(results, "o", block), committed(results, "d", block))
+            seen: Seen = self.design.fused(self.state, pieces, block, exact, emit=True)
+            o, d = seen.o, seen.d
+        else:
+            results = self._pieces(pieces, block)
+            o, d = committed(results, "o", block), committed(results, "d", block)
+        return Truth(exact, o, d, self.certificate.advance(pieces, sizes(d, pieces, block), exact, block.points))
 
     def _pieces(self, pieces: Windows, block: Laid) -> list[Verified]:
         (points,) = on_device(self.S.device, np.where(block.points < 0, len(self._exact) - 1, block.points))
@@ -127,3 +130,13 @@ class Tape:
 
 def _above(n: int, step: int) -> int:
     return -(-n // step) * step
+
+
+def sizes(d: Tensor, pieces: Windows, block: Laid) -> Tensor:
+    """Norms of the writes d [B, T, HV, V] by pieces, [P, B, HV, m]; zero in lanes that hold no token."""
+    counts, step, lane = block.committed
+    slot, t = np.nonzero(np.arange(step.shape[1]) < counts[:, None])
+    to, b, at, of = on_device(d.device, step[slot, t], slot, lane[slot, t], t)
+    found = d.new_zeros(pieces.W, pieces.B, pieces.m, pieces.shape.HV)
+    found[to, b, at] = torch.linalg.vector_norm(d, dim=-1)[b, of]
+    return found.transpose(-1, -2)
