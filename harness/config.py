@@ -89,6 +89,22 @@ class BenchConfig:
 
 
 @dataclass
+class OperatorConfig:
+    """What experiment=window_operator sweeps; key_dim, seed and activation are the run's."""
+
+    windows: list[int] = field(default_factory=lambda: [2, 4, 8, 16, 32])  # tokens of a window
+    cosines: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6, 0.9, 0.99, 1.0])  # of two keys, 1: identical
+    gates: list[str] = field(
+        default_factory=lambda: ["0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001"]
+    )  # beta/g
+    inverses: Optional[list[str]] = None  # names of harness.reference.inverse.INVERSES; null: all that form T
+    formats: list[str] = field(default_factory=lambda: ["fp32", "tf32", "bf16", "fp16"])  # of the inverse alone
+    heads: int = 2  # draws of keys and values of every closed run
+    tokens: int = 2048  # of a closed run, and of the decode after an injection
+    rings: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # records of the folds compared in fp32
+
+
+@dataclass
 class Config:
     experiment: str = "drift"
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -97,6 +113,7 @@ class Config:
     ring: RingConfig = field(default_factory=RingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    operator: OperatorConfig = field(default_factory=OperatorConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -162,6 +179,35 @@ def _validate_bench(bench: BenchConfig) -> None:
     _at_least("bench.repeats", bench.repeats, 1)
 
 
+def gate_point(text: str) -> tuple[float, float]:
+    """beta and g of "beta/g". Raises ConfigError for anything else, a beta outside [0, 2] or a g above 0."""
+    try:
+        beta, g = (float(x) for x in str(text).split("/"))
+    except ValueError:
+        raise ConfigError(f"operator.gates: {text!r} is not beta/g, as 0.95/-0.001") from None
+    if not 0 <= beta <= 2 or not -math.inf < g <= 0:
+        raise ConfigError(f"operator.gates: {text!r} is not a beta in [0, 2] and a finite log decay <= 0")
+    return beta, g
+
+
+def _validate_operator(operator: OperatorConfig) -> None:
+    for key in ("windows", "cosines", "gates", "formats", "rings"):
+        if not getattr(operator, key):
+            raise ConfigError(f"operator.{key}: empty; name at least one")
+    for window in operator.windows:
+        _at_least("operator.windows", window, 2)
+    for cosine in operator.cosines:
+        if not 0 <= cosine <= 1:
+            raise ConfigError(f"operator.cosines: {cosine} is outside [0, 1]")
+    for text in operator.gates:
+        gate_point(text)
+    for length in operator.rings:
+        _at_least("operator.rings", length, 1)
+    _at_least("operator.heads", operator.heads, 1)
+    # growth is read off the second half of at least eight windows
+    _at_least("operator.tokens", operator.tokens, 8 * max(operator.windows))
+
+
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
@@ -216,6 +262,7 @@ def validate(config: Config) -> None:
     if config.workers is not None:
         _at_least("workers", config.workers, 1)
     _validate_bench(config.bench)
+    _validate_operator(config.operator)
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):
