@@ -33,7 +33,7 @@ from harness.decode import Stream
 from harness.designs import engine_of, oracle_engine
 from harness.errors import ConfigError
 from harness.reference.emulated import Emulated
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import parse
 from harness.reference.oracle import Oracle
 from harness.ring import RingSpec
 from harness.schedule import Schedule
@@ -56,11 +56,11 @@ FORMATS = {
 }
 
 
-def inner(format: str) -> Arithmetic:
-    """Exact but for the inverse, which is in `format`. Raises ConfigError for a format that is none of FORMATS."""
-    if format not in FORMATS:
-        raise ConfigError(f"operator.formats: {format!r} is not one of {', '.join(FORMATS)}")
-    site, dot = FORMATS[format]
+def inner(name: str) -> Arithmetic:
+    """Exact but for the inverse, which is in the format `name`. Raises ConfigError for a format that is none of FORMATS."""
+    if name not in FORMATS:
+        raise ConfigError(f"operator.formats: {name!r} is not one of {', '.join(FORMATS)}")
+    site, dot = FORMATS[name]
     rounding = Rounding.parse("inverse", site)
     return Arithmetic(Sites(inverse=EXACT if rounding.exact else rounding), Dots(inverse=Dot.parse("inverse", dot)))
 
@@ -99,11 +99,10 @@ def points(config: Config, window: int) -> list[Point]:
 
 def methods(config: Config) -> list[tuple[str, str]]:
     """(inverse, format) of every run. Raises ConfigError for an inverse that is unknown or forms no T."""
-    explicit = [name for name, inverse in INVERSES.items() if inverse.explicit]
-    for name in config.operator.inverses or []:
-        if name not in explicit:
-            raise ConfigError(f"operator.inverses: {name!r} is not one of {', '.join(explicit)}")
-    return [(name, format) for name in config.operator.inverses or explicit for format in config.operator.formats]
+    for name in config.operator.inverses:
+        if not parse("operator.inverses", name).explicit:
+            raise ConfigError(f"operator.inverses: {name!r} forms no T, so a window has no operator to take")
+    return [(name, kind) for name in config.operator.inverses for kind in config.operator.formats]
 
 
 def stream(config: Config, decode: DecodeConfig, shape: Shape, p: Point) -> Stream:
@@ -150,8 +149,8 @@ def designs(config: Config, window: int) -> list[Emulated]:
     """A chunked design per method, folding every window."""
     ring = RingSpec(1 << (window - 1).bit_length(), window, 1, "commit")
     made = []
-    for name, format in methods(config):
-        spec, a = VariantSpec(f"{name} {format}", inverse=name), inner(format)
+    for name, kind in methods(config):
+        spec, a = VariantSpec(f"{name} {kind}", inverse=name), inner(kind)
         made.append(engine_of(config, spec, a, "cpu")(spec, ring, a))
     return made
 

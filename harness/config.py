@@ -97,7 +97,7 @@ class OperatorConfig:
     gates: list[str] = field(
         default_factory=lambda: ["0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001"]
     )  # beta/g
-    inverses: Optional[list[str]] = None  # names of harness.reference.inverse.INVERSES; null: all that form T
+    inverses: list[str] = field(default_factory=lambda: [])  # as harness.reference.inverse spells them; those that form T
     formats: list[str] = field(default_factory=lambda: ["fp32", "tf32", "bf16", "fp16"])  # of the inverse alone
     heads: int = 2  # draws of keys and values of every closed run
     tokens: int = 2048  # of a closed run, and of the decode after an injection
