@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.tokens import on_cpu
 from harness.window import Windows
 
@@ -127,4 +127,4 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
 
 def has_operator(verify: str, fold: str, inverse: str) -> bool:
     """Whether a design's checkpoint passes through an inverse that can be looked at."""
-    return verify == "window" and fold == "product" and INVERSES[inverse].explicit
+    return verify == "window" and fold == "product" and inverse_of(inverse).explicit
