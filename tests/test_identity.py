@@ -163,7 +163,7 @@ def test_a_truncated_inverse_is_exact_as_far_as_it_reaches(inverse: str) -> None
     """Faults: an order said to reach further than it does; a truncation that no state shows."""
     reach = int(INVERSES[inverse].order) + 1
     for window in (reach, reach + 1):
-        maker = design(VariantSpec(name=inverse, inverse=inverse), RingConfig(16, window, 1))
+        maker = design(VariantSpec(name=inverse, inverse=inverse), RingConfig(32, window, 1))
         if window == reach:
             fuzz(maker, 1, steps=20, resets=RESETS)
             continue
