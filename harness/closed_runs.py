@@ -10,8 +10,9 @@ set side by side:
                  the radius of one of them, is the rate of the product (its largest Lyapunov exponent)
   growth         of log ||S_hat - S|| / ||S|| in the decode itself, per window
 
-Both rates are taken over the second half of a run, or of what comes before OVERFLOW. A run has diverged if it is not
-finite in the end, or grew more than FACTOR in that half: neither a random walk (1.4) nor a constant push (2) does.
+Both rates are least-squares slopes over the second half of a run, or of what comes before OVERFLOW. A run has diverged
+if it is not finite in the end, or its slope makes FACTOR of that half: neither a random walk (1.4) nor a constant push
+(2) does. A predicted rate below `resolved`, log FACTOR over that half, is one that a run cannot tell.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FORMATS = {
 
 
 def inner(name: str) -> Arithmetic:
-    """Exact but for the inverse, which is in the format `name`. Raises ConfigError for a format that is none of FORMATS."""
+    """Exact but for the inverse, which is in the format `name`. Raises ConfigError for one that is not in FORMATS."""
     if name not in FORMATS:
         raise ConfigError(f"operator.formats: {name!r} is not one of {', '.join(FORMATS)}")
     site, dot = FORMATS[name]
@@ -189,11 +190,11 @@ def row(
 ) -> dict[str, Any]:
     """What is kept of one run: operators [2, looks], log and error [windows]."""
     with np.errstate(divide="ignore"):
-        growth, _ = rate(np.log(error), math.log(OVERFLOW))
-    joint, _ = rate(log, math.inf)
+        growth = rate(np.log(error), math.log(OVERFLOW))
+    joint = rate(log, math.inf)
     norm, radius = operators
     finite = bool(np.isfinite(error).all())
-    second = len(error) - 1 - (len(error) - 1) // 2
+    second = len(error) - len(error) // 2
     return {
         "inverse": method[0],
         "format": method[1],
@@ -214,16 +215,16 @@ def row(
     }
 
 
-def rate(log: np.ndarray, limit: float) -> tuple[float, int]:
-    """Slope over the second half of the entries before the first that is above limit or not finite, and their count.
+def rate(log: np.ndarray, limit: float) -> float:
+    """Least-squares slope over the second half of the entries before the first that is above limit or no number.
 
-    NaN where fewer than four entries are left; -inf or a value that ends at an exact zero counts as no growth.
+    NaN where fewer than four are left; entries of -inf, exact zeros, take no part.
     """
     bad = np.flatnonzero(~(log <= limit))
     n = int(bad[0]) if len(bad) else len(log)
+    at = np.arange(n // 2, n)
     if n < 4:
-        return math.nan, n
-    half = (n - 1) // 2
-    if not math.isfinite(log[n - 1]) or not math.isfinite(log[half]):
-        return 0.0, n
-    return float(log[n - 1] - log[half]) / (n - 1 - half), n
+        return math.nan
+    at = at[np.isfinite(log[at])]
+    # a single window is too noisy an end where errors of windows are draws of one distribution
+    return float(np.polyfit(at, log[at], 1)[0]) if len(at) > 1 else 0.0

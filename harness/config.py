@@ -88,16 +88,21 @@ class BenchConfig:
     sglang: Optional[str] = None  # folder that holds sglang/kernels; null: the installed package
 
 
+GATES = ("0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001")
+SWEPT = (
+    *("substitution", "block", "block/16", "horner", "doubling", "newton", "neumann"),
+    *("neumann/1", "neumann/2", "neumann/3", "newton/1", "newton/2"),
+)
+
+
 @dataclass
 class OperatorConfig:
     """What experiment=window_operator sweeps; key_dim, seed and activation are the run's."""
 
     windows: list[int] = field(default_factory=lambda: [2, 4, 8, 16, 32])  # tokens of a window
     cosines: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6, 0.9, 0.99, 1.0])  # of two keys, 1: identical
-    gates: list[str] = field(
-        default_factory=lambda: ["0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001"]
-    )  # beta/g
-    inverses: list[str] = field(default_factory=lambda: [])  # as harness.reference.inverse spells them; those that form T
+    gates: list[str] = field(default_factory=lambda: list(GATES))  # beta/g of every token; tables show the first
+    inverses: list[str] = field(default_factory=lambda: list(SWEPT))  # those that form T, as variants spell them
     formats: list[str] = field(default_factory=lambda: ["fp32", "tf32", "bf16", "fp16"])  # of the inverse alone
     heads: int = 2  # draws of keys and values of every closed run
     tokens: int = 2048  # of a closed run, and of the decode after an injection
@@ -191,7 +196,7 @@ def gate_point(text: str) -> tuple[float, float]:
 
 
 def _validate_operator(operator: OperatorConfig) -> None:
-    for key in ("windows", "cosines", "gates", "formats", "rings"):
+    for key in ("windows", "cosines", "gates", "inverses", "formats", "rings"):
         if not getattr(operator, key):
             raise ConfigError(f"operator.{key}: empty; name at least one")
     for window in operator.windows:

@@ -1,7 +1,7 @@
 """c = ||fold - exact|| / (u ||exact||), u = 2^-24: what one fp32 fold of w records costs, by product and by replay.
 
 The product fold adds w products to e^{G_w} C. However they are added, the error of an entry is at most
-gamma_{w+2} (|e^{G_w} C| + sum_j |W_j d_j k_j|), gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability, ch. 3), so that
+gamma_{w+2} (|e^{G_w} C| + sum_j |W_j d_j k_j|), gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability, ch. 3): so
 c <= (w + 2) s, s the norm of that sum of magnitudes over the norm of the state. A replay rounds the state w times.
 Both start from one fp32 checkpoint; each is held against the exact fold of what it reads: d, k_hat and g as stored, or
 v, k, g and beta.
@@ -23,8 +23,8 @@ from torch import Tensor
 from harness.arithmetic import Arithmetic
 from harness.closed_runs import Point, stream
 from harness.config import Config, PrecisionConfig, gate_point
-from harness.reference.fold import product, record_decays, replay
 from harness.metrics import norms, state_errors
+from harness.reference.fold import product, record_decays, replay
 from harness.tokens import Shape
 from harness.variants import load
 from harness.window import normalise

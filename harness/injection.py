@@ -87,27 +87,29 @@ class Twins:
         return norms(S[1:] - S[:1])[0]
 
 
+def designs(config: Config) -> list[Emulated]:
+    """The variants of the run that decode windows; one that takes a token a step has a grid of its own."""
+    specs = [spec for spec in map(load, config.variants) if not spec.fold_current]
+    made = []
+    for spec in specs:
+        a = spec.arithmetic(config.precision)
+        made.append(engine_of(config, spec, a, "cpu")(spec, spec.ring(config.ring), a))
+    return made
+
+
 def gains(config: Config) -> Iterator[dict[str, Any]]:
     """One row per (variant, what is perturbed, value head, flush since)."""
     model = config.model
     shape = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
     decode = replace(config.decode, slots=1, tokens=WARM + config.operator.tokens, prefill=0)
     stream = Stream(decode, shape)
-    initial, bound = stream.initial_state(), None
-    for name in config.variants:
-        spec = load(name)
-        if spec.fold_current:
-            # decodes one token a step, on a grid of its own
-            continue
-        ring = spec.ring(config.ring)
-        pairs = []
-        for precision in (config.precision, EXACT):
-            a = spec.arithmetic(precision)
-            twins = started(engine_of(config, spec, a, "cpu")(spec, ring, a), shape, initial)
-            tokens = run(twins, config, decode, stream)
-            pairs.append(twins)
-        bound = log_decays(stream, tokens) if bound is None else bound
-        yield from rows(spec.name, *pairs, tokens, bound)
+    initial = stream.initial_state()
+    for own in designs(config):
+        spec, a = own.spec, own.spec.arithmetic(EXACT)
+        exact = engine_of(config, spec, a, "cpu")(spec, own.ring, a)
+        pair = [started(d, shape, initial) for d in (own, exact)]
+        tokens, _ = (run(twins, config, decode, stream) for twins in pair)
+        yield from rows(spec.name, *pair, tokens, log_decays(stream, tokens))
 
 
 def started(design: Emulated, shape: Shape, initial: Tensor) -> Twins:
@@ -123,7 +125,7 @@ def holds_history(spec: VariantSpec, ring: RingSpec) -> bool:
 
 
 def run(twins: Twins, config: Config, decode: Any, stream: Stream) -> list[int]:
-    """Decode, inject at the first step behind WARM tokens that leaves records in the ring; tokens at all points since."""
+    """Decode, inject at the first step behind WARM tokens with records in the ring; tokens at all points since."""
     slots = twins.state.slots
     ring = RingSpec(config.ring.length, config.ring.max_window, config.ring.flush_at, config.ring.fold_when)
     # counts go by steps, so that every slot accepts alike

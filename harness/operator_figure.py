@@ -1,0 +1,135 @@
+"""operator.png: radius against window, growth measured against predicted, and what is left of a perturbation."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from harness.config import Config
+from harness.operator_summary import first_gate
+from harness.plots import GREY, style
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Okabe and Ito
+COLOURS = {
+    "substitution": "#000000",
+    "block": "#009E73",
+    "block/16": "#009E73",
+    "horner": "#56B4E9",
+    "doubling": "#D55E00",
+    "newton": "#E69F00",
+    "neumann": "#CC79A7",
+    "neumann/1": "#0072B2",
+    "neumann/2": "#332288",
+    "neumann/3": "#882255",
+}
+DASHES = {"fp32": "-", "tf32": (0, (5, 2)), "bf16": (0, (1.5, 1.5)), "fp16": (0, (3, 1, 1, 1))}
+SHOWN = 0.9  # cosine of the first panel
+TOP = 1e9  # radii above, and T that are not finite, lie on the edge
+
+
+def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> Figure:
+    """The three panels; folds have a table and no panel."""
+    drawn = Figure(figsize=(13, 5.6), dpi=110)
+    FigureCanvasAgg(drawn)
+    left, middle, right = drawn.subplots(1, 3)
+    cosine = min(config.operator.cosines, key=lambda x: abs(x - SHOWN))
+    _operators(left, first_gate(config, closed), cosine)
+    _growth(middle, closed)
+    _gains(right, injected)
+    for axis in (left, middle, right):
+        axis.grid(True, which="major", color="#e6e6e6", linewidth=0.6)
+        axis.set_axisbelow(True)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    gate = config.operator.gates[0]
+    text = (
+        f"Left: beta/g {gate}, key cosine {cosine:g}, median over windows and draws of keys; solid lines radius, thin "
+    )
+    text += "lines norm; methods that stay on the black line are not drawn, and what lies on the upper edge is larger or not "
+    text += (
+        f"finite. Middle: every run that diverged and stayed finite for four windows, of {len(closed):,}; per window. "
+    )
+    text += "Right: a checkpoint perturbed by a quarter, median over the value heads that still hold more than half of it by "
+    text += (
+        "their gates alone (grey: e^G, the most that may be left), and thin, over all heads, what is left of the state."
+    )
+    drawn.text(0.05, 0.115, "\n".join(textwrap.wrap(text, 185)), fontsize=8, va="top", linespacing=1.35)
+    drawn.subplots_adjust(left=0.05, right=0.985, top=0.93, bottom=0.215, wspace=0.22)
+    return drawn
+
+
+def _operators(axis: Axes, closed: pd.DataFrame, cosine: float) -> None:
+    here = closed[closed["cosine"] == cosine]
+    drawn = set()
+    for (inverse, kind), part in here.groupby(["inverse", "format"], sort=False):
+        by = part.groupby("window")[["radius", "norm"]].median()
+        by = by.where(np.isfinite(by), np.inf).clip(upper=TOP)
+        contracts = bool((by["radius"] <= 1 + 1e-6).all())
+        # in formats that the method does not feel, the lines would cover each other
+        curve = tuple(np.round(np.log10(by["radius"]), 2))
+        if inverse not in COLOURS or (contracts and (inverse, kind) != ("substitution", "fp32")):
+            continue
+        if (inverse.split("/")[0], curve) in drawn:
+            continue
+        drawn.add((inverse.split("/")[0], curve))
+        colour, dashes = COLOURS[inverse], DASHES.get(kind, "-")
+        axis.plot(by.index, by["radius"], color=colour, linestyle=dashes, linewidth=1.6, label=f"{inverse} {kind}")
+        axis.plot(by.index, by["norm"], color=colour, linestyle=dashes, linewidth=0.6)
+    axis.axhline(1, color=GREY, linewidth=0.8)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_ylim(0.5, 1.3 * TOP)
+    windows = sorted(here["window"].unique())
+    axis.set_xticks(windows, [str(w) for w in windows])
+    axis.minorticks_off()
+    axis.set_xlabel("window, tokens", fontsize=9)
+    axis.set_title("radius of the window operator", fontsize=10, loc="left")
+    axis.legend(fontsize=7, frameon=False, loc="upper left")
+
+
+def _growth(axis: Axes, closed: pd.DataFrame) -> None:
+    grown = closed[closed["diverged"] & np.isfinite(closed["growth"]) & np.isfinite(closed["joint"])]
+    by_radius, by_joint = np.log(grown["radius"]), grown["joint"]
+    axis.plot(by_radius, grown["growth"], linestyle="none", marker=".", markersize=3, color="#D55E00", alpha=0.5)
+    axis.plot(by_joint, grown["growth"], linestyle="none", marker=".", markersize=3, color="#0072B2", alpha=0.5)
+    low = max(1e-3, 0.5 * float(grown["growth"].min())) if len(grown) else 1e-2
+    high = 2 * float(max(grown["growth"].max(), by_radius.max())) if len(grown) else 1.0
+    axis.plot([low, high], [low, high], color=GREY, linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(low, high)
+    axis.set_ylim(low, high)
+    axis.set_xlabel("predicted growth, log per window", fontsize=9)
+    axis.set_title("measured growth of the state error, log per window", fontsize=10, loc="left")
+    for label, colour, height in (
+        ("radius of one window", "#D55E00", 0.95),
+        ("product of all windows", "#0072B2", 0.9),
+    ):
+        axis.text(0.04, height, label, color=colour, fontsize=8, transform=axis.transAxes)
+
+
+def _gains(axis: Axes, injected: pd.DataFrame) -> None:
+    ours = injected[injected["what"] == "checkpoint"]
+    for variant, part in ours.groupby("variant", sort=False):
+        keeps = part[part["bound"] > 0.5]
+        colour, dashes = style(str(variant))
+        line = keeps.groupby("flush")["gain"].median()
+        axis.plot(line.index, line, color=colour, linestyle=dashes, linewidth=1.5, label=str(variant))
+        left = part.groupby("flush")["left"].median()
+        axis.plot(left.index, left, color=colour, linestyle=dashes, linewidth=0.6)
+    some = ours[ours["variant"] == ours["variant"].iloc[0]] if len(ours) else ours
+    bound = some[some["bound"] > 0.5].groupby("flush")["bound"].median()
+    axis.plot(bound.index, bound, color=GREY, linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("flushes since", fontsize=9)
+    axis.set_title("what is left of a perturbed checkpoint", fontsize=10, loc="left")
+    axis.legend(fontsize=7, frameon=False, loc="lower left")

@@ -1,0 +1,164 @@
+"""What experiment=window_operator found, as summary.json and as tables of 80 columns."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.config import Config, gate_point
+from harness.provenance import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+# column of a run -> what it predicts by, log of it above 0
+PREDICTORS = {
+    "radius": ("radius, median window", np.log),
+    "radius_max": ("radius, worst window", np.log),
+    "norm_max": ("norm, worst window", np.log),
+    "joint": ("growth of the product", lambda x: x),
+}
+FLUSHES = (1, 10, 100)
+LEFT = 1e-30
+
+
+def summarise(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> dict[str, Any]:
+    """summary.json: agreement of every predictor, rates, safe windows, gains and constants."""
+    return plain(
+        {
+            "runs": len(closed),
+            "diverged": int(closed["diverged"].sum()),
+            "agreement": agreement(closed),
+            "rates": rates(closed),
+            "safe_windows": safe(config, closed),
+            "operators": operators(config, closed),
+            "gains": gains(injected),
+            "folds": constants(folds),
+        }
+    )
+
+
+def agreement(closed: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per predictor and kind of keys: counts of predicted (above 1, or T not finite) against diverged.
+
+    near: predicted to grow by less than a run can tell from a random walk, and left out of the four counts.
+    """
+    found = []
+    alike = closed["cosine"] == 1
+    for column, (what, log) in PREDICTORS.items():
+        for keys, part in (("identical", closed[alike]), ("varying", closed[~alike])):
+            x = log(part[column].to_numpy(float))
+            # a last bit above 1 is rounding of the eigenvalue, which costs half the digits where keys are identical
+            says = ~(x <= 1e-6)
+            near = (x > 1e-6) & (x < part["resolved"].to_numpy())
+            did = part["diverged"].to_numpy()
+            told = {
+                "both": says & did,
+                "neither": ~says & ~did,
+                "predicted only": says & ~did & ~near,
+                "diverged only": ~says & did,
+                "near": near & ~did,
+            }
+            found.append({"by": what, "keys": keys} | {name: int(mask.sum()) for name, mask in told.items()})
+    return found
+
+
+def rates(closed: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per cosine, over runs that diverged and stayed finite long enough: measured growth over each predicted one."""
+    found = []
+    for cosine, part in closed[closed["diverged"]].groupby("cosine"):
+        part = part[np.isfinite(part["growth"]) & np.isfinite(part["joint"]) & (part["growth"] > part["resolved"])]
+        if not len(part):
+            continue
+        by_joint = (part["growth"] / part["joint"]).to_numpy()
+        by_radius = (part["growth"] / np.log(part["radius"])).to_numpy()
+        found.append(
+            {
+                "cosine": cosine,
+                "runs": len(part),
+                "growth/joint": quantiles(by_joint),
+                "growth/log radius": quantiles(by_radius),
+            }
+        )
+    return found
+
+
+def quantiles(x: np.ndarray) -> list[float]:
+    """5, 50 and 95 %."""
+    return [float(q) for q in np.quantile(x, (0.05, 0.5, 0.95))]
+
+
+def first_gate(config: Config, closed: pd.DataFrame) -> pd.DataFrame:
+    """The runs at the first of operator.gates."""
+    beta, g = gate_point(config.operator.gates[0])
+    return closed[(closed["beta"] == beta) & (closed["g"] == g)]
+
+
+def safe(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per method and cosine, at the first gate: the widest window up to which the radius stays at 1, and no run diverges."""
+    found = []
+    for (inverse, kind), part in first_gate(config, closed).groupby(["inverse", "format"], sort=False):
+        entry: dict[str, Any] = {"inverse": inverse, "format": kind}
+        for cosine, runs in part.groupby("cosine"):
+            by_window = runs.groupby("window")
+            fine = by_window["radius_max"].apply(lambda x: bool((x <= 1 + 1e-6).all()))
+            bounded = ~by_window["diverged"].any()
+            entry[f"{cosine:g}"] = [widest(fine), widest(bounded)]
+        found.append(entry)
+    return found
+
+
+def widest(good: pd.Series) -> int:
+    """The largest window, by rising size, before the first that is not good; 1 where none is."""
+    last = 1
+    for window, ok in good.items():
+        if not ok:
+            break
+        last = int(window)  # type: ignore[call-overload]
+    return last
+
+
+def operators(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per method, cosine and window at the first gate: medians over heads of norm, radius, e^joint and e^growth."""
+    keys = ["inverse", "format", "cosine", "window"]
+    part = first_gate(config, closed).assign(
+        joint=lambda x: np.exp(x["joint"].clip(upper=700)), growth=lambda x: np.exp(x["growth"].clip(upper=700))
+    )
+    medians = part.groupby(keys, sort=False)[["norm", "radius", "joint", "growth", "error"]].median().reset_index()
+    rows: list[dict[str, Any]] = medians.to_dict("records")
+    return rows
+
+
+def gains(injected: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per variant and perturbed value, after 1, 10, 100 and all flushes: medians over heads, and the worst left."""
+    found = []
+    for (variant, what), part in injected.groupby(["variant", "what"], sort=False):
+        last = int(part["flush"].max())
+        for flush in [n for n in (*FLUSHES, last) if n <= last]:
+            here = part[part["flush"] == flush]
+            keeps = here[here["bound"] > 0.5]
+            found.append(
+                {
+                    "variant": variant,
+                    "what": what,
+                    "flush": flush,
+                    "tokens": int(here["tokens"].iloc[0]),
+                    "remembering": len(keeps),
+                    **{name: float(keeps[name].median()) if len(keeps) else math.nan for name in ("gain", "exact")},
+                    "gain_max": float(keeps["gain"].max()) if len(keeps) else math.nan,
+                    "over_bound": float((keeps["gain"] / keeps["bound"]).max()) if len(keeps) else math.nan,
+                    "left": float(here["left"].median()),
+                    "left_max": float(here["left"].max()),
+                }
+            )
+    return found
+
+
+def constants(folds: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per ring and cosine: medians over heads of c by product once and in a chain, by replay, and of s."""
+    names = ["once", "chain", "replay", "scale"]
+    rows: list[dict[str, Any]] = folds.groupby(["ring", "cosine"])[names].median().reset_index().to_dict("records")
+    return rows
