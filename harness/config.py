@@ -91,7 +91,7 @@ class BenchConfig:
 GATES = ("0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001")
 SWEPT = (
     *("substitution", "block", "block/16", "horner", "doubling", "newton", "neumann"),
-    *("neumann/1", "neumann/2", "neumann/3", "newton/1", "newton/2"),
+    *("neumann/1", "neumann/2", "neumann/3", "newton/2"),
 )
 
 

@@ -81,6 +81,11 @@ class Twins:
         kept = self.differences("kept")
         self.first, self.found = torch.where(kept > 0, kept, self.differences("served")), []
 
+    def gain(self) -> Tensor:
+        """[points, fields, HV] since the injection."""
+        assert self.found and self.first is not None
+        return torch.stack(self.found) / self.first
+
     def differences(self, which: str) -> Tensor:
         """||difference to slot 0||_F, [fields, HV]."""
         S = self.design.read(self.state, which, range(1 + len(self.fields)))
@@ -107,9 +112,10 @@ def gains(config: Config) -> Iterator[dict[str, Any]]:
     for own in designs(config):
         spec, a = own.spec, own.spec.arithmetic(EXACT)
         exact = engine_of(config, spec, a, "cpu")(spec, own.ring, a)
-        pair = [started(d, shape, initial) for d in (own, exact)]
-        tokens, _ = (run(twins, config, decode, stream) for twins in pair)
-        yield from rows(spec.name, *pair, tokens, log_decays(stream, tokens))
+        mine, theirs = (started(d, shape, initial) for d in (own, exact))
+        run(theirs, config, decode, stream)
+        tokens = run(mine, config, decode, stream)
+        yield from rows(spec.name, mine, theirs, tokens, log_decays(stream, tokens))
 
 
 def started(design: Emulated, shape: Shape, initial: Tensor) -> Twins:
@@ -158,9 +164,8 @@ def log_decays(stream: Stream, tokens: list[int]) -> Tensor:
 
 def rows(name: str, own: Twins, exact: Twins, tokens: list[int], bound: Tensor) -> Iterator[dict[str, Any]]:
     """Gains of one design."""
-    assert own.found and exact.found and own.first is not None and exact.first is not None
-    mine, theirs = (torch.stack(x.found or []) / x.first for x in (own, exact))
-    left = torch.stack(own.found) / torch.stack(own.size)
+    mine, theirs = own.gain(), exact.gain()
+    left = torch.stack(own.found or []) / torch.stack(own.size)
     for f, what in enumerate(own.fields):
         for p, h in torch.cartesian_prod(torch.arange(len(mine)), torch.arange(mine.shape[-1])).tolist():
             yield {

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness.config import Config
-from harness.operator_summary import first_gate
+from harness.operator_summary import first_gate, remembering
 from harness.plots import GREY, style
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ COLOURS = {
 }
 DASHES = {"fp32": "-", "tf32": (0, (5, 2)), "bf16": (0, (1.5, 1.5)), "fp16": (0, (3, 1, 1, 1))}
 SHOWN = 0.9  # cosine of the first panel
-TOP = 1e9  # radii above, and T that are not finite, lie on the edge
+TOP = 1e8
 
 
 def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> Figure:
@@ -51,43 +51,45 @@ def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: 
         axis.spines[["top", "right"]].set_visible(False)
     gate = config.operator.gates[0]
     text = (
-        f"Left: beta/g {gate}, key cosine {cosine:g}, median over windows and draws of keys; solid lines radius, thin "
+        f"Left: beta/g {gate}, key cosine {cosine:g}, median over windows and draws of keys; thick lines radius, thin "
+        "lines norm, crosses T that are not finite. Methods that stay on the black line are not drawn. "
+        f"Middle: runs that diverged and stayed finite for four windows, of {len(closed):,} in all. "
+        "Right: a checkpoint perturbed by a quarter; thick, its gain, median over the value heads whose gates alone "
+        "keep more than half of it to the end (grey: e^G, the most that may be left); thin, what is left relative to "
+        "the state, median over all heads. Lines of designs that round alike hide each other."
     )
-    text += "lines norm; methods that stay on the black line are not drawn, and what lies on the upper edge is larger or not "
-    text += (
-        f"finite. Middle: every run that diverged and stayed finite for four windows, of {len(closed):,}; per window. "
-    )
-    text += "Right: a checkpoint perturbed by a quarter, median over the value heads that still hold more than half of it by "
-    text += (
-        "their gates alone (grey: e^G, the most that may be left), and thin, over all heads, what is left of the state."
-    )
-    drawn.text(0.05, 0.115, "\n".join(textwrap.wrap(text, 185)), fontsize=8, va="top", linespacing=1.35)
-    drawn.subplots_adjust(left=0.05, right=0.985, top=0.93, bottom=0.215, wspace=0.22)
+    drawn.text(0.05, 0.13, "\n".join(textwrap.wrap(text, 195)), fontsize=8, va="top", linespacing=1.35)
+    drawn.subplots_adjust(left=0.05, right=0.985, top=0.93, bottom=0.235, wspace=0.22)
     return drawn
 
 
 def _operators(axis: Axes, closed: pd.DataFrame, cosine: float) -> None:
     here = closed[closed["cosine"] == cosine]
-    drawn = set()
+    # formats that a method does not feel share a line
+    lines: dict[tuple[str, tuple[float, ...]], tuple[list[str], pd.DataFrame]] = {}
     for (inverse, kind), part in here.groupby(["inverse", "format"], sort=False):
         by = part.groupby("window")[["radius", "norm"]].median()
-        by = by.where(np.isfinite(by), np.inf).clip(upper=TOP)
         contracts = bool((by["radius"] <= 1 + 1e-6).all())
-        # in formats that the method does not feel, the lines would cover each other
-        curve = tuple(np.round(np.log10(by["radius"]), 2))
         if inverse not in COLOURS or (contracts and (inverse, kind) != ("substitution", "fp32")):
             continue
-        if (inverse.split("/")[0], curve) in drawn:
-            continue
-        drawn.add((inverse.split("/")[0], curve))
-        colour, dashes = COLOURS[inverse], DASHES.get(kind, "-")
-        axis.plot(by.index, by["radius"], color=colour, linestyle=dashes, linewidth=1.6, label=f"{inverse} {kind}")
+        curve = tuple(np.round(np.log10(by["radius"]), 1).fillna(np.inf))
+        lines.setdefault((str(inverse), curve), ([], by))[0].append(str(kind))
+    windows = np.array(sorted(here["window"].unique()))
+    for n, ((inverse, _), (kinds, by)) in enumerate(lines.items()):
+        colour, dashes = COLOURS[inverse], DASHES.get(kinds[0], "-")
+        axis.plot(
+            by.index, by["radius"], color=colour, linestyle=dashes, linewidth=1.6, label=f"{inverse} {' '.join(kinds)}"
+        )
         axis.plot(by.index, by["norm"], color=colour, linestyle=dashes, linewidth=0.6)
+        lost = by.index[~np.isfinite(by["radius"])].to_numpy(float)
+        # side by side, so that none hides another
+        axis.plot(
+            lost * 1.03 ** (n - len(lines) / 2), np.full(len(lost), TOP / 3), marker="x", color=colour, linestyle="none"
+        )
     axis.axhline(1, color=GREY, linewidth=0.8)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_ylim(0.5, 1.3 * TOP)
-    windows = sorted(here["window"].unique())
+    axis.set_ylim(0.5, TOP)
     axis.set_xticks(windows, [str(w) for w in windows])
     axis.minorticks_off()
     axis.set_xlabel("window, tokens", fontsize=9)
@@ -118,15 +120,14 @@ def _growth(axis: Axes, closed: pd.DataFrame) -> None:
 
 def _gains(axis: Axes, injected: pd.DataFrame) -> None:
     ours = injected[injected["what"] == "checkpoint"]
+    long = remembering(ours)
     for variant, part in ours.groupby("variant", sort=False):
-        keeps = part[part["bound"] > 0.5]
         colour, dashes = style(str(variant))
-        line = keeps.groupby("flush")["gain"].median()
+        line = part[part["head"].isin(long)].groupby("flush")["gain"].median()
         axis.plot(line.index, line, color=colour, linestyle=dashes, linewidth=1.5, label=str(variant))
         left = part.groupby("flush")["left"].median()
         axis.plot(left.index, left, color=colour, linestyle=dashes, linewidth=0.6)
-    some = ours[ours["variant"] == ours["variant"].iloc[0]] if len(ours) else ours
-    bound = some[some["bound"] > 0.5].groupby("flush")["bound"].median()
+    bound = ours[ours["head"].isin(long)].groupby("flush")["bound"].median()
     axis.plot(bound.index, bound, color=GREY, linewidth=0.8)
     axis.set_xscale("log")
     axis.set_yscale("log")

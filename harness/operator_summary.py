@@ -1,8 +1,7 @@
-"""What experiment=window_operator found, as summary.json and as tables of 80 columns."""
+"""What experiment=window_operator found, as summary.json; harness.operator_tables prints it."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,23 +11,22 @@ from harness.provenance import plain
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
-# column of a run -> what it predicts by, log of it above 0
+# column of a run that is above 1, or as a logarithm above 0, where it predicts growth
 PREDICTORS = {
-    "radius": ("radius, median window", np.log),
-    "radius_max": ("radius, worst window", np.log),
-    "norm_max": ("norm, worst window", np.log),
-    "joint": ("growth of the product", lambda x: x),
+    "radius": "radius, median",
+    "radius_max": "radius, worst",
+    "norm_max": "norm, worst",
+    "joint": "product",
 }
 FLUSHES = (1, 10, 100)
-LEFT = 1e-30
 
 
 def summarise(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> dict[str, Any]:
     """summary.json: agreement of every predictor, rates, safe windows, gains and constants."""
     return plain(
         {
+            "gate": config.operator.gates[0],
             "runs": len(closed),
             "diverged": int(closed["diverged"].sum()),
             "agreement": agreement(closed),
@@ -48,9 +46,10 @@ def agreement(closed: pd.DataFrame) -> list[dict[str, Any]]:
     """
     found = []
     alike = closed["cosine"] == 1
-    for column, (what, log) in PREDICTORS.items():
+    for column, what in PREDICTORS.items():
         for keys, part in (("identical", closed[alike]), ("varying", closed[~alike])):
-            x = log(part[column].to_numpy(float))
+            x = part[column].to_numpy(float)
+            x = x if column == "joint" else np.log(x)
             # a last bit above 1 is rounding of the eigenvalue, which costs half the digits where keys are identical
             says = ~(x <= 1e-6)
             near = (x > 1e-6) & (x < part["resolved"].to_numpy())
@@ -98,7 +97,7 @@ def first_gate(config: Config, closed: pd.DataFrame) -> pd.DataFrame:
 
 
 def safe(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per method and cosine, at the first gate: the widest window up to which the radius stays at 1, and no run diverges."""
+    """Per method and cosine, at the first gate: widest window up to which radii stay at 1, and no run diverges."""
     found = []
     for (inverse, kind), part in first_gate(config, closed).groupby(["inverse", "format"], sort=False):
         entry: dict[str, Any] = {"inverse": inverse, "format": kind}
@@ -117,7 +116,7 @@ def widest(good: pd.Series) -> int:
     for window, ok in good.items():
         if not ok:
             break
-        last = int(window)  # type: ignore[call-overload]
+        last = int(window)
     return last
 
 
@@ -132,24 +131,34 @@ def operators(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def remembering(injected: pd.DataFrame) -> list[int]:
+    """Heads whose gates alone keep more than half of anything from the injection to the end: e^G > 1/2."""
+    last = injected[injected["flush"] == injected["flush"].max()]
+    return sorted({int(head) for head in last["head"][last["bound"] > 0.5]})
+
+
 def gains(injected: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per variant and perturbed value, after 1, 10, 100 and all flushes: medians over heads, and the worst left."""
-    found = []
+    """Per variant and perturbed value, after 1, 10, 100 and all flushes, over the heads that remember.
+
+    gain, exact: medians; gain_max, over_bound: worst of gain and of gain / e^G. left, left_max: over all heads.
+    """
+    found, long = [], remembering(injected)
     for (variant, what), part in injected.groupby(["variant", "what"], sort=False):
         last = int(part["flush"].max())
         for flush in [n for n in (*FLUSHES, last) if n <= last]:
             here = part[part["flush"] == flush]
-            keeps = here[here["bound"] > 0.5]
+            keeps = here[here["head"].isin(long)]
             found.append(
                 {
                     "variant": variant,
                     "what": what,
                     "flush": flush,
                     "tokens": int(here["tokens"].iloc[0]),
-                    "remembering": len(keeps),
-                    **{name: float(keeps[name].median()) if len(keeps) else math.nan for name in ("gain", "exact")},
-                    "gain_max": float(keeps["gain"].max()) if len(keeps) else math.nan,
-                    "over_bound": float((keeps["gain"] / keeps["bound"]).max()) if len(keeps) else math.nan,
+                    "heads": len(keeps),
+                    "gain": float(keeps["gain"].median()),
+                    "exact": float(keeps["exact"].median()),
+                    "gain_max": float(keeps["gain"].max()),
+                    "over_bound": float((keeps["gain"] / keeps["bound"]).max()),
                     "left": float(here["left"].median()),
                     "left_max": float(here["left"].max()),
                 }

@@ -4,4 +4,5 @@ EXPERIMENTS = {
     "drift": "harness.experiments.drift:run",
     "bench": "harness.experiments.bench:run",
     "probe": "harness.experiments.probe:run",
+    "window_operator": "harness.experiments.window_operator:run",
 }

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ from harness.rundir import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-Task = Callable[[], list[dict[str, Any]]]
+Task = Callable[[], Iterable[dict[str, Any]]]
 TABLES = ("closed", "injected", "folds")
 
 
@@ -67,7 +67,8 @@ def run(config: Config) -> dict[str, Any]:
         for name, rows in tables.items():
             rows.to_parquet(out.path(f"{name}.parquet"), compression="zstd", index=False)
         from harness.operator_figure import figure
-        from harness.operator_summary import report, summarise
+        from harness.operator_summary import summarise
+        from harness.operator_tables import report
 
         summary = summarise(config, **tables)
         out.write_json("summary.json", summary)
