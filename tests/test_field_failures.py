@@ -1,8 +1,8 @@
 """Public failures of (I+A)^-1, each as a named input: the method that broke breaks here, its remedy holds.
 
-Where a report does not give keys, norms or window, the case says what was put in their place. Errors are of the strictly
-lower part, max|T_hat - T|, beside |T| <= beta. A failure is pinned to a factor ten, since what is left after cancellation
-is noise; a remedy is gated by c n u, or by u |T| |I+A| |T| where T is large.
+Where a report does not give keys, norms or window, the case says what was put in their place. Errors are of the
+strictly lower part, max|T_hat - T|, beside |T| <= beta. A failure is pinned to a factor ten, since what is left after
+cancellation is noise; a remedy is gated by c n u, or by u |T| |I+A| |T| where T is large.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def test_f1_levels_that_were_reported() -> None:
 @pytest.mark.parametrize("n", [256, 1024, 4096])
 def test_f2_parts_of_a_split_product_are_summed_apart(n: int) -> None:
     """Fault (triton#4603): three tf32 products chained through an accumulator that is large already, where each small
-    one is lost. Apart, and added once, the sum is within sqrt(n) of 2^-24; a chain of blocks truncates n / 32 times."""
+    one is lost. Apart, and added once, the sum is within 2^-24; a chain of blocks truncates n / 32 times."""
     draw = torch.Generator().manual_seed(n)
     x, y = (
         torch.rand(1, 4, n, dtype=F64, generator=draw).float().double(),
@@ -263,7 +263,8 @@ def test_f2_parts_of_a_split_product_are_summed_apart(n: int) -> None:
     for name in ("tf32", "tf32x3", "tf32x3/32"):
         dot = Dot.parse("dot", name)
         found[name] = ((dot(dot.lhs(x), dot.rhs(y), start) - want).abs() / want).max().item() / 2.0**-24
-    assert found["tf32x3"] <= math.sqrt(n)
+    # one rounding to nearest, and the product of the low parts, which is left out: 2^-22 of a sum below 2^-10
+    assert found["tf32x3"] <= 1 + 2.0**-8
     assert found["tf32x3/32"] > 2 * found["tf32x3"] and found["tf32x3/32"] <= 2 * n / 32 + 2
     assert found["tf32x3"] < found["tf32"]
 
