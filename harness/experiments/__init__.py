@@ -4,4 +4,5 @@ EXPERIMENTS = {
     "drift": "harness.experiments.drift:run",
     "bench": "harness.experiments.bench:run",
     "probe": "harness.experiments.probe:run",
+    "conditioning": "harness.experiments.conditioning:run",
 }
