@@ -120,9 +120,10 @@ def finite_only(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.where(good[..., None], found, torch.nan)
 
 
-def roundoff(a: Arithmetic) -> float:
+def roundoff(a: Arithmetic, products: bool = True) -> float:
     """u of an inverse: the coarsest of its site and of the operands of its products; 2u where those are truncated."""
-    return max(_unit(r) for r in (a.sites.inverse, a.dots.inverse.left, a.dots.inverse.right))
+    operands = (a.dots.inverse.left, a.dots.inverse.right) if products else ()
+    return max(_unit(r) for r in (a.sites.inverse, *operands))
 
 
 def _unit(r: Rounding) -> float:

@@ -76,9 +76,9 @@ def inversions(batch: Batch, methods: list[str], formats: list[str], seed: int) 
     skeel, power = known["skeel"], known["power"].clamp_min(1.0)
     for text in formats:
         a = parse_format(text)
-        u = inversion.roundoff(a)
         for name in methods:
             method = inverse_of(name)
+            u = inversion.roundoff(a, products=m > method.alone)
             X = method.form(A, a)
             found = {"error_D": inversion.error_of_writes(inversion.writes(method, X, R, a), exact)}
             if method.explicit:

@@ -11,18 +11,19 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from harness.plots import GREY, style
+from harness.plots import GREY
 from harness.safety import joined
 
 LOWEST, HIGHEST = -8.0, 2.0  # log10 of the errors that colours tell apart
+# marker and colour, Okabe and Ito
 MARKS = {
-    "substitution": "o",
-    "horner": "v",
-    "block": "s",
-    "block/16": "D",
-    "doubling": "^",
-    "neumann": "P",
-    "newton": "X",
+    "substitution": ("o", "#000000"),
+    "horner": ("v", "#E69F00"),
+    "block": ("s", "#56B4E9"),
+    "block/16": ("D", "#009E73"),
+    "doubling": ("^", "#0072B2"),
+    "neumann": ("P", "#D55E00"),
+    "newton": ("X", "#CC79A7"),
 }
 
 
@@ -30,7 +31,7 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     """Methods down, windows of every format across; colour: log10 of the worst error of T over the inputs."""
     table = joined(inputs, rows)
     table = table[table["in_domain"]]
-    panels = {"beta up to 1": table[table["bound_max"] <= 1], "beta 1.97": table[table["bound_max"] > 1]}
+    panels = {"beta up to 1": table[table["bound_max"] <= 1], "beta above 1": table[table["bound_max"] > 1]}
     panels = {title: points for title, points in panels.items() if len(points)}
     methods, formats = list(rows["method"].unique()), list(rows["format"].unique())
     figure = Figure(figsize=(11, 1.6 + 3.3 * max(1, len(panels))), dpi=110)
@@ -47,7 +48,7 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     figure.text(0.1, 0.975, "Error of an inverse by method, format and window", fontsize=12, va="top", weight="bold")
     text = (
         "Largest error of a strictly lower entry of T, over max|T|, of all windows and inputs of the model; of "
-        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite. White lines part the formats, "
+        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite. White lines part formats, "
         f"stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
     )
     figure.text(0.1, 0.06, "\n".join(textwrap.wrap(text, 155)), fontsize=8, va="top", linespacing=1.35)
@@ -98,9 +99,8 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
         (right, "no power of A is formed", [name for name in MARKS if name not in series]),
     ):
         for name in chosen:
-            points = shown[shown["method"] == name]
-            colour, _ = style(name)
-            axis.plot(points["power"].clip(lower=0.05), points["error_T"] / points["u"], MARKS[name], color=colour,
+            points, (mark, colour) = shown[shown["method"] == name], MARKS[name]
+            axis.plot(points["power"].clip(lower=0.05), points["error_T"] / points["u"], mark, color=colour,
                       markersize=3, alpha=0.35, markeredgewidth=0, label=name)  # fmt: skip
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("max over p of max |A|^p")
@@ -120,10 +120,10 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     left.set_ylabel("error of T in units of u")
     figure.text(0.075, 0.985, "A series loses what the powers of A reach", fontsize=12, va="top", weight="bold")
     text = (
-        "Median over the windows of a point; every input of the model, window, and format has one. Line: error = "
-        "u max|A|^p, dotted a factor 10 to either side; u is that of the format, twice it where operands are "
-        f"truncated. Crosses on top: {int((table['nonfinite'] > 0).sum()):,} of {len(table):,} points with windows that "
-        "are not finite."
+        "Median over the windows of a point; every input of the model, window and format has one. Line: error = "
+        "u max|A|^p, dotted a factor 10 to either side; u is the coarsest in use, twice it where operands are "
+        f"truncated. Crosses on top: {int((table['nonfinite'] > 0).sum()):,} of {len(table):,} points with windows not "
+        "finite. Powers below 0.05 are drawn there."
     )
     figure.text(0.075, 0.085, "\n".join(textwrap.wrap(text, 150)), fontsize=8, va="top", linespacing=1.35)
     figure.subplots_adjust(left=0.075, right=0.98, top=0.88, bottom=0.2, wspace=0.05)
