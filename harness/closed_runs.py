@@ -26,13 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.arithmetic import EXACT, Arithmetic, Dot, Dots, Rounding, Sites
+from harness.arithmetic import Arithmetic, Dots, Sites
 from harness.arms import decode_block
 from harness.conditioning import between_keys, window_operator
 from harness.config import AcceptanceConfig, Config, DecodeConfig, gate_point
 from harness.decode import Stream
 from harness.designs import engine_of, oracle_engine
 from harness.errors import ConfigError
+from harness.inverted import parse_format
 from harness.reference.emulated import Emulated
 from harness.reference.inverse import parse
 from harness.reference.oracle import Oracle
@@ -47,23 +48,12 @@ OVERFLOW = 1e200
 FACTOR = 4.0
 ROWS = 4  # value rows of a closed run: rows of a state are independent
 AT_ONCE = 512  # tokens decoded between two rounds of bookkeeping
-# format -> what the inverse stores, and how its products read and accumulate
-FORMATS = {
-    "exact": ("exact", "exact"),
-    "fp32": ("fp32", "ieee"),
-    "tf32": ("fp32", "tf32"),
-    "bf16": ("bf16", "bf16"),
-    "fp16": ("fp16", "fp16"),
-}
 
 
-def inner(name: str) -> Arithmetic:
-    """Exact but for the inverse, which is in the format `name`. Raises ConfigError for one that is not in FORMATS."""
-    if name not in FORMATS:
-        raise ConfigError(f"operator.formats: {name!r} is not one of {', '.join(FORMATS)}")
-    site, dot = FORMATS[name]
-    rounding = Rounding.parse("inverse", site)
-    return Arithmetic(Sites(inverse=EXACT if rounding.exact else rounding), Dots(inverse=Dot.parse("inverse", dot)))
+def inner(form: str) -> Arithmetic:
+    """Exact but for the inverse, which is in `form`, site/product. Raises ConfigError naming it."""
+    a = parse_format(form, "operator.formats")
+    return Arithmetic(Sites(inverse=a.sites.inverse), Dots(inverse=a.dots.inverse))
 
 
 @dataclass(frozen=True)

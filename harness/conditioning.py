@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot
+from harness.inversion import condition
 from harness.reference.inverse import inverse_of
 from harness.tokens import on_cpu
 from harness.window import Windows
@@ -62,22 +63,12 @@ def inner_numbers(windows: Windows, a: Arithmetic, inverse: str, operator: bool)
 
 def condition_numbers(windows: Windows, a: Arithmetic = EXACT) -> Tensor:
     """conditioning by batched operations."""
-    A, m = windows.scores(a)[0], windows.m
-    T = windows.formed(a, "substitution")
-    eye = torch.eye(m, dtype=A.dtype, device=A.device)
-    L = A + eye
-    sigma = torch.linalg.svdvals(L)
-    rows = L.abs().sum(-1).amax(-1) * T.abs().sum(-1).amax(-1)
-    skeel = (T.abs() @ L.abs()).sum(-1).amax(-1)
-    power, largest = A.abs(), A.abs().amax((-1, -2))
-    for _ in range(m - 2):
-        power = power @ A.abs()
-        largest = torch.maximum(largest, power.amax((-1, -2)))
+    found = condition(windows.scores(a)[0], windows.formed(a, "substitution"))
     G = windows.gates(a)[0].cumsum(-1)
     G = torch.cat((torch.zeros_like(G[..., :1]), G), -1)
     # a padded lane repeats the G before it and cannot widen the span
     span = G.amax(-1) - G.amin(-1)
-    return torch.stack((sigma[..., 0] / sigma[..., -1], rows, skeel, largest, span), -1)
+    return torch.stack((*found.values(), span), -1)
 
 
 def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:

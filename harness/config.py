@@ -88,6 +88,7 @@ class BenchConfig:
     sglang: Optional[str] = None  # folder that holds sglang/kernels; null: the installed package
 
 
+CLOSED_FORMATS = ("fp32/ieee", "fp32/tf32", "bf16/bf16", "fp16/fp16")
 GATES = ("0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001")
 SWEPT = (
     *("substitution", "block", "block/16", "horner", "doubling", "newton", "neumann"),
@@ -103,10 +104,36 @@ class OperatorConfig:
     cosines: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6, 0.9, 0.99, 1.0])  # of two keys, 1: identical
     gates: list[str] = field(default_factory=lambda: list(GATES))  # beta/g of every token; tables show the first
     inverses: list[str] = field(default_factory=lambda: list(SWEPT))  # those that form T, as variants spell them
-    formats: list[str] = field(default_factory=lambda: ["fp32", "tf32", "bf16", "fp16"])  # of the inverse alone
+    formats: list[str] = field(default_factory=lambda: list(CLOSED_FORMATS))  # of the inverse alone, site/product
     heads: int = 2  # draws of keys and values of every closed run
     tokens: int = 2048  # of a closed run, and of the decode after an injection
     rings: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # records of the folds compared in fp32
+
+
+INVERTED = (
+    *("substitution", "rhs_solve", "horner", "block", "block/16", "block/16r"),
+    *("doubling", "neumann", "newton", "newton/r", "neumann/3", "newton/3"),
+)
+# truncated tf32 operands, as the hardware has them; bf16/bf16 and fp16/fp16 store T in the format too
+INVERSE_FORMATS = ("fp32/ieee", "fp32/tf32x3", "fp32/tf32", "fp32/bf16", "bf16/bf16", "fp16/fp16")
+
+
+@dataclass
+class ConditioningConfig:
+    """What experiment=conditioning inverts, how, and what it calls safe; key_dim and decode.seed are the run's."""
+
+    windows: list[int] = field(default_factory=lambda: [2, 4, 8, 16, 32, 64, 128])  # tokens in a window, 2..256
+    coherence: list[float] = field(default_factory=lambda: [0.0, 0.31, 0.63, 0.91, 0.993, 1.0])  # cosine of keys, 0..1
+    beta: list[float] = field(default_factory=lambda: [0.47, 0.953, 1.97])  # of the grid, in [0, 2]
+    g: list[float] = field(default_factory=lambda: [-1.1e-3, -0.107])  # log decay per token of the grid, <= 0
+    inputs: Optional[list[str]] = None  # beside the grid, by name; null: all of harness.points.NAMED
+    matrices: Optional[str] = None  # a .npy file of A [N, m, m], strictly lower, measured beside them
+    draws: int = 8  # windows per input and length up to 32; beyond, that times (32 / length)^2, 1 at least
+    methods: list[str] = field(default_factory=lambda: [*INVERTED])  # as harness.reference.inverse spells them
+    formats: list[str] = field(
+        default_factory=lambda: [*INVERSE_FORMATS]
+    )  # site/product: what is stored / how products are computed
+    safe: float = 4.0  # an inverse is safe up to the window where its error of T passes safe * window * u
 
 
 @dataclass
@@ -119,6 +146,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
     operator: OperatorConfig = field(default_factory=OperatorConfig)
+    conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -213,6 +241,20 @@ def _validate_operator(operator: OperatorConfig) -> None:
     _at_least("operator.tokens", operator.tokens, 8 * max(operator.windows))
 
 
+def _validate_conditioning(c: ConditioningConfig) -> None:
+    for key in ("windows", "methods", "formats"):
+        values = getattr(c, key)
+        if len(set(values)) != len(values):
+            raise ConfigError(f"conditioning.{key}: one appears twice in {values}")
+    for key, low, high in (("windows", 2, 256), ("coherence", 0, 1), ("beta", 0, 2), ("g", -math.inf, 0)):
+        for value in getattr(c, key):
+            if not low <= value <= high or value == -math.inf:
+                raise ConfigError(f"conditioning.{key}: {value} is outside [{low}, {high}]")
+    _at_least("conditioning.draws", c.draws, 1)
+    if not 0 < c.safe < math.inf:
+        raise ConfigError(f"conditioning.safe: {c.safe} is not a positive number")
+
+
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
@@ -268,6 +310,7 @@ def validate(config: Config) -> None:
         _at_least("workers", config.workers, 1)
     _validate_bench(config.bench)
     _validate_operator(config.operator)
+    _validate_conditioning(config.conditioning)
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):

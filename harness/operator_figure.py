@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness.config import Config
-from harness.operator_summary import first_gate, remembering
+from harness.operator_summary import first_gate, remembering, short
 from harness.plots import GREY, style
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ COLOURS = {
     "neumann/2": "#332288",
     "neumann/3": "#882255",
 }
-DASHES = {"fp32": "-", "tf32": (0, (5, 2)), "bf16": (0, (1.5, 1.5)), "fp16": (0, (3, 1, 1, 1))}
+DASHES = {"fp32/ieee": "-", "fp32/tf32": (0, (5, 2)), "bf16/bf16": (0, (1.5, 1.5)), "fp16/fp16": (0, (3, 1, 1, 1))}
 SHOWN = 0.9  # cosine of the first panel
 TOP = 1e8
 
@@ -70,7 +70,7 @@ def _operators(axis: Axes, closed: pd.DataFrame, cosine: float) -> None:
     for (inverse, kind), part in here.groupby(["inverse", "format"], sort=False):
         by = part.groupby("window")[["radius", "norm"]].median()
         contracts = bool((by["radius"] <= 1 + 1e-6).all())
-        if inverse not in COLOURS or (contracts and (inverse, kind) != ("substitution", "fp32")):
+        if inverse not in COLOURS or (contracts and (inverse, kind) != ("substitution", "fp32/ieee")):
             continue
         curve = tuple(np.round(np.log10(by["radius"]), 1).fillna(np.inf))
         lines.setdefault((str(inverse), curve), ([], by))[0].append(str(kind))
@@ -78,7 +78,12 @@ def _operators(axis: Axes, closed: pd.DataFrame, cosine: float) -> None:
     for n, ((inverse, _), (kinds, by)) in enumerate(lines.items()):
         colour, dashes = COLOURS[inverse], DASHES.get(kinds[0], "-")
         axis.plot(
-            by.index, by["radius"], color=colour, linestyle=dashes, linewidth=1.6, label=f"{inverse} {' '.join(kinds)}"
+            by.index,
+            by["radius"],
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.6,
+            label=f"{inverse} {' '.join(map(short, kinds))}",
         )
         axis.plot(by.index, by["norm"], color=colour, linestyle=dashes, linewidth=0.6)
         lost = by.index[~np.isfinite(by["radius"])].to_numpy(float)

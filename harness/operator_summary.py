@@ -90,6 +90,12 @@ def quantiles(x: np.ndarray) -> list[float]:
     return [float(q) for q in np.quantile(x, (0.05, 0.5, 0.95))]
 
 
+def short(form: str) -> str:
+    """site/product as one word where that is enough: fp32/ieee as fp32, fp32/tf32 as tf32, bf16/bf16 as bf16."""
+    site, _, product = form.partition("/")
+    return {("fp32", "ieee"): "fp32", ("fp32", "tf32"): "tf32", (product, site): site}.get((site, product), form)
+
+
 def first_gate(config: Config, closed: pd.DataFrame) -> pd.DataFrame:
     """The runs at the first of operator.gates."""
     beta, g = gate_point(config.operator.gates[0])

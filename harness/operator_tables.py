@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.operator_summary import short
+
 SHOWN = 0.9  # cosine of the table of radii
 COSINES = ("0", "0.9", "1")  # of the table of folds
 PREDICTED = ("both", "neither", "predicted only", "diverged only", "near")
@@ -41,7 +43,7 @@ def safe(summary: dict[str, Any]) -> Table:
     alike: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for row in summary["safe_windows"]:
         cells = tuple(f"{row[c][0]}:{row[c][1]}" for c in cosines)
-        alike.setdefault(cells, {}).setdefault(row["inverse"], []).append(row["format"])
+        alike.setdefault(cells, {}).setdefault(row["inverse"], []).append(short(row["format"]))
     every = len({row["format"] for row in summary["safe_windows"]})
     for cells, names in alike.items():
         shown = [name if len(kinds) == every else f"{name} {' '.join(kinds)}" for name, kinds in names.items()]
@@ -58,7 +60,7 @@ def radii(summary: dict[str, Any]) -> Table:
     table = made(title, "inverse and formats", *map(str, windows))
     methods: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in here:
-        methods.setdefault((row["inverse"], row["format"]), {})[row["window"]] = row
+        methods.setdefault((row["inverse"], short(row["format"])), {})[row["window"]] = row
     quiet: dict[str, list[str]] = {}
     alike: dict[tuple[Any, ...], list[str]] = {}
     for (inverse, kind), rows in methods.items():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot, Dots, Rounding, Sites
+from harness.inversion import in_domain
 from harness.reference.inverse import inverse_of
 
 F64 = torch.float64
@@ -208,11 +209,13 @@ def test_a3_a_random_triangle_is_no_input_of_the_model() -> None:
     draw = torch.Generator().manual_seed(0)
     L = torch.randn(3, 64, 64, dtype=F64, generator=draw).tril(-1)
     assert (exact(L).abs().amax((-1, -2)) > 1e6).all()
+    assert not in_domain(L, torch.ones_like(L).tril(-1)).any()
     # still solved: what is left of (I+A) T - I is n u |I+A| |T|
     T = inverse_of("substitution").form(L, IN["fp32"])
     eye = torch.eye(64, dtype=F64)
     assert ((L @ T + T - eye).abs() <= 64 * 2.0**-24 * ((L.abs() + eye) @ T.abs()) + 2.0**-24).all()
     legal = matrix(keys(1.0, 64), 2.0, 0.0)
+    assert in_domain(legal, torch.full_like(legal, 2.0).tril(-1)).all()
     assert torch.linalg.cond(legal + eye)[0] == pytest.approx(6.6e3, rel=0.01)
     assert exact(legal).tril(-1).abs().max() <= 2 + 64 * 64 * 2.0**-52
 

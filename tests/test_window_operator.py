@@ -101,7 +101,7 @@ def test_hardware_that_truncates_expands_where_nearest_does_not() -> None:
 
 def small(**keys: Any) -> Config:
     """One point of closed runs."""
-    keys = {"windows": [8], "cosines": [1.0], "gates": ["0.95/-0.001"], "formats": ["fp32"], "heads": 1} | keys
+    keys = {"windows": [8], "cosines": [1.0], "gates": ["0.95/-0.001"], "formats": ["fp32/ieee"], "heads": 1} | keys
     return Config(operator=OperatorConfig(inverses=keys.pop("inverses"), tokens=keys.pop("tokens", 1024), **keys))
 
 
@@ -136,7 +136,7 @@ def test_the_radius_of_single_windows_can_miss_a_divergence() -> None:
 
 def test_a_t_that_is_not_finite_counts_as_diverged() -> None:
     """Fault: NaN compared with 1, which is false, and reported as a contraction."""
-    rows = frame(small(windows=[32], inverses=["doubling"], formats=["fp16"]))
+    rows = frame(small(windows=[32], inverses=["doubling"], formats=["fp16/fp16"]))
     assert np.isnan(rows["radius"]).all() and rows["diverged"].all() and (rows["first_nonfinite"] == 0).all()
     found = {(row["by"], row["keys"]): row for row in summary.agreement(rows)}
     assert found["radius, median", "identical"]["both"] == 1
@@ -276,7 +276,7 @@ REFUSED: dict[str, Callable[[OperatorConfig], OperatorConfig]] = {
     "operator.tokens: 100": lambda o: replace(o, tokens=100),
     "operator.inverses: 'rhs_solve'": lambda o: replace(o, inverses=["rhs_solve"]),
     "operator.inverses: 'newman'": lambda o: replace(o, inverses=["newman"]),
-    "operator.formats: 'fp12'": lambda o: replace(o, formats=["fp12"]),
+    "operator.formats: 'fp12/ieee'": lambda o: replace(o, formats=["fp12/ieee"]),
 }
 
 
@@ -300,7 +300,7 @@ SMALL = (
     "operator.cosines=[0,1]",
     "operator.gates=[0.95/-0.001]",
     "operator.inverses=[substitution,neumann/1]",
-    "operator.formats=[fp32]",
+    "operator.formats=[fp32/ieee]",
     "operator.tokens=64",
     "operator.rings=[4]",
     "workers=1",

@@ -5,4 +5,5 @@ EXPERIMENTS = {
     "bench": "harness.experiments.bench:run",
     "probe": "harness.experiments.probe:run",
     "window_operator": "harness.experiments.window_operator:run",
+    "conditioning": "harness.experiments.conditioning:run",
 }

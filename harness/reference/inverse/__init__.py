@@ -28,12 +28,14 @@ class Inverse(NamedTuple):
     """form(A [N, m, m], a) -> X [N, m, m]; solve(R [N, V, m], A, a) -> D, for those that are not explicit.
 
     order  without rounding X is sum_{p <= order} (-A)^p: (I+A)^-1 for windows up to order + 1, truncated beyond
+    alone  the longest window that takes no product of dots.inverse
     """
 
     form: Callable[[Tensor, Arithmetic], Tensor]
     explicit: bool = True
     solve: Callable[[Tensor, Tensor, Arithmetic], Tensor] | None = None
     order: float = math.inf
+    alone: float = 2
 
 
 class Method(NamedTuple):
@@ -52,22 +54,25 @@ def _series(form: Callable[..., Tensor], n: int | None) -> Inverse:
 
 
 def _newton(n: int | None) -> Inverse:
-    return Inverse(partial(newton.inverse, rounds=n), order=2 ** (n + 1) - 1 if n else math.inf)
+    order, alone = (2 ** (n + 1) - 1, 1) if n else (math.inf, 2)
+    return Inverse(partial(newton.inverse, rounds=n), order=order, alone=alone)
 
 
 METHODS: dict[str, Method] = {
-    "substitution": _only(Inverse(substitution.inverse)),
-    "rhs_solve": _only(Inverse(lambda A, a: A, explicit=False, solve=substitution.solve)),
+    "substitution": _only(Inverse(substitution.inverse, alone=math.inf)),
+    "rhs_solve": _only(Inverse(lambda A, a: A, explicit=False, solve=substitution.solve, alone=math.inf)),
     "doubling": _only(Inverse(doubling.inverse)),
     "neumann": Method(partial(_series, neumann.inverse), "order"),
     "horner": Method(partial(_series, horner.inverse), "order"),
     "newton": Method(_newton, "rounds"),
-    "block": Method(lambda n: Inverse(partial(block.inverse, size=n or 1)), "rows"),
+    "block": Method(lambda n: Inverse(partial(block.inverse, size=n or 1), alone=n or 1), "rows"),
 }
 
 
 def _refined(inverse: Inverse) -> Inverse:
-    return inverse._replace(form=lambda A, a: refinement.refined(inverse.form(A, a), A, a), order=2 * inverse.order + 1)
+    return inverse._replace(
+        form=lambda A, a: refinement.refined(inverse.form(A, a), A, a), order=2 * inverse.order + 1, alone=1
+    )
 
 
 def parse(key: str, text: Any) -> Inverse:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
-from harness.reference.inverse.product import identity, product
+from harness.reference.inverse.product import identity
 
 
 def inverse(A: Tensor, a: Arithmetic, order: int | None = None) -> Tensor:
     """T from A [N, m, m] strictly lower, of degree `order` in A, None: m - 1. Rounded at site `inverse`."""
-    r, eye, last = a.sites.inverse, identity(A), A.shape[-1] - 1
-    low = r(A)
+    r, dot, eye, last = a.sites.inverse, a.dots.inverse, identity(A), A.shape[-1] - 1
+    left = dot.lhs(r(A), r)
     X = r(eye - A)
     # further rounds would repeat the last one
     for _ in range(1, last if order is None else min(order, last)):
-        X = r(eye - product(low, X, a))
+        X = r(eye - r(dot(left, dot.rhs(X, r))))
     return X

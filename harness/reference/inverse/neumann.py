@@ -10,16 +10,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
-from harness.reference.inverse.product import identity, product
+from harness.reference.inverse.product import identity
 
 
 def inverse(A: Tensor, a: Arithmetic, order: int | None = None) -> Tensor:
     """T from A [N, m, m] strictly lower, by powers up to `order`, None: m - 1. Rounded at site `inverse`."""
-    r, last = a.sites.inverse, A.shape[-1] - 1
-    minus = power = r(-A)
+    r, dot, last = a.sites.inverse, a.dots.inverse, A.shape[-1] - 1
+    power = r(-A)
+    right = dot.rhs(power, r)
     T = r(identity(A) - A)
     # powers from m on are zero, whatever the arithmetic
     for _ in range(1, last if order is None else min(order, last)):
-        power = product(power, minus, a)
+        power = r(dot(dot.lhs(power, r), right))
         T = r(T + power)
     return T
