@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness.config import Config
-from harness.operator_summary import first_gate, remembering, short
+from harness.operator_summary import SHOWN, first_gate, remembering, short
 from harness.plots import GREY, style
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ COLOURS = {
     "neumann/3": "#882255",
 }
 DASHES = {"fp32/ieee": "-", "fp32/tf32": (0, (5, 2)), "bf16/bf16": (0, (1.5, 1.5)), "fp16/fp16": (0, (3, 1, 1, 1))}
-SHOWN = 0.9  # cosine of the first panel
 TOP = 1e8
 
 
@@ -77,14 +76,8 @@ def _operators(axis: Axes, closed: pd.DataFrame, cosine: float) -> None:
     windows = np.array(sorted(here["window"].unique()))
     for n, ((inverse, _), (kinds, by)) in enumerate(lines.items()):
         colour, dashes = COLOURS[inverse], DASHES.get(kinds[0], "-")
-        axis.plot(
-            by.index,
-            by["radius"],
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.6,
-            label=f"{inverse} {' '.join(map(short, kinds))}",
-        )
+        label = f"{inverse} {' '.join(map(short, kinds))}"
+        axis.plot(by.index, by["radius"], color=colour, linestyle=dashes, linewidth=1.6, label=label)
         axis.plot(by.index, by["norm"], color=colour, linestyle=dashes, linewidth=0.6)
         lost = by.index[~np.isfinite(by["radius"])].to_numpy(float)
         # side by side, so that none hides another

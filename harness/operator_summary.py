@@ -20,6 +20,7 @@ PREDICTORS = {
     "joint": "product",
 }
 FLUSHES = (1, 10, 100)
+SHOWN = 0.9  # cosine of keys that are coherent and no two alike, where radii are told one by one
 
 
 def summarise(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> dict[str, Any]:
@@ -127,9 +128,14 @@ def widest(good: pd.Series) -> int:
 
 
 def operators(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per method, cosine and window at the first gate: medians over heads of norm, radius, e^joint and e^growth."""
+    """Per method and window at the first gate, keys of cosine .9 or the nearest there is: medians over heads.
+
+    norm and radius of single windows, and as factors per window joint, e^joint, and growth, e^growth.
+    """
     keys = ["inverse", "format", "cosine", "window"]
-    part = first_gate(config, closed).assign(
+    here = first_gate(config, closed)
+    cosine = min(config.operator.cosines, key=lambda x: abs(x - SHOWN))
+    part = here[here["cosine"] == cosine].assign(
         joint=lambda x: np.exp(x["joint"].clip(upper=700)), growth=lambda x: np.exp(x["growth"].clip(upper=700))
     )
     medians = part.groupby(keys, sort=False)[["norm", "radius", "joint", "growth", "error"]].median().reset_index()

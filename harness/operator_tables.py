@@ -11,7 +11,6 @@ from rich.table import Table
 
 from harness.operator_summary import short
 
-SHOWN = 0.9  # cosine of the table of radii
 COSINES = ("0", "0.9", "1")  # of the table of folds
 PREDICTED = ("both", "neither", "predicted only", "diverged only", "near")
 
@@ -38,8 +37,8 @@ def made(title: str, *columns: str) -> Table:
 def safe(summary: dict[str, Any]) -> Table:
     """Methods that behave alike share a line."""
     cosines = [name for name in summary["safe_windows"][0] if name not in ("inverse", "format")]
-    title = "widest window with radius ≤ 1 : with no diverging run, by key cosine"
-    table = made(f"{title}, beta/g {summary['gate']}", "inverse and formats", *cosines)
+    title = f"widest window with radius ≤ 1 : with no diverging run; beta/g {summary['gate']}"
+    table = made(title, "by key cosine", *cosines)
     alike: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for row in summary["safe_windows"]:
         cells = tuple(f"{row[c][0]}:{row[c][1]}" for c in cosines)
@@ -53,8 +52,8 @@ def safe(summary: dict[str, Any]) -> Table:
 
 def radii(summary: dict[str, Any]) -> Table:
     """Those that exceed 1 at some window; formats that agree to a percent share a line."""
-    cosine = min({row["cosine"] for row in summary["operators"]}, key=lambda x: abs(x - SHOWN))
-    here = [row for row in summary["operators"] if row["cosine"] == cosine]
+    here = summary["operators"]
+    cosine = here[0]["cosine"]
     windows = sorted({row["window"] for row in here})
     title = f"radius (measured growth factor) of a window, key cosine {cosine:g}, beta/g {summary['gate']}"
     table = made(title, "inverse and formats", *map(str, windows))
