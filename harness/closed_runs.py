@@ -29,11 +29,12 @@ from torch import Tensor
 from harness.arithmetic import Arithmetic, Dots, Sites
 from harness.arms import decode_block
 from harness.conditioning import between_keys, window_operator
-from harness.config import AcceptanceConfig, Config, DecodeConfig, gate_point
+from harness.config import AcceptanceConfig, Config, DecodeConfig
 from harness.decode import Stream
 from harness.designs import engine_of, oracle_engine
 from harness.errors import ConfigError
 from harness.inverted import parse_format
+from harness.operator_config import gate_point
 from harness.reference.emulated import Emulated
 from harness.reference.inverse import parse
 from harness.reference.oracle import Oracle

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Optional
 
 from harness.errors import ConfigError
+from harness.map_config import ConditioningConfig
+from harness.operator_config import OperatorConfig
 
 # Optional[...] rather than X | None: OmegaConf reads these annotations at run time.
 
@@ -88,54 +90,6 @@ class BenchConfig:
     sglang: Optional[str] = None  # folder that holds sglang/kernels; null: the installed package
 
 
-CLOSED_FORMATS = ("fp32/ieee", "fp32/tf32", "bf16/bf16", "fp16/fp16")
-GATES = ("0.95/-0.001", "0.5/-0.001", "0.95/-0.1", "1.97/-0.001")
-SWEPT = (
-    *("substitution", "block", "block/16", "horner", "doubling", "newton", "neumann"),
-    *("neumann/1", "neumann/2", "neumann/3", "newton/2"),
-)
-
-
-@dataclass
-class OperatorConfig:
-    """What experiment=window_operator sweeps; key_dim, seed and activation are the run's."""
-
-    windows: list[int] = field(default_factory=lambda: [2, 4, 8, 16, 32])  # tokens of a window
-    cosines: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.6, 0.9, 0.99, 1.0])  # of two keys, 1: identical
-    gates: list[str] = field(default_factory=lambda: list(GATES))  # beta/g of every token; tables show the first
-    inverses: list[str] = field(default_factory=lambda: list(SWEPT))  # those that form T, as variants spell them
-    formats: list[str] = field(default_factory=lambda: list(CLOSED_FORMATS))  # of the inverse alone, site/product
-    heads: int = 2  # draws of keys and values of every closed run
-    tokens: int = 2048  # of a closed run, and of the decode after an injection
-    rings: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # records of the folds compared in fp32
-
-
-INVERTED = (
-    *("substitution", "rhs_solve", "horner", "block", "block/16", "block/16r"),
-    *("doubling", "neumann", "newton", "newton/r", "neumann/3", "newton/3"),
-)
-# truncated tf32 operands, as the hardware has them; bf16/bf16 and fp16/fp16 store T in the format too
-INVERSE_FORMATS = ("fp32/ieee", "fp32/tf32x3", "fp32/tf32", "fp32/bf16", "bf16/bf16", "fp16/fp16")
-
-
-@dataclass
-class ConditioningConfig:
-    """What experiment=conditioning inverts, how, and what it calls safe; key_dim and decode.seed are the run's."""
-
-    windows: list[int] = field(default_factory=lambda: [2, 4, 8, 16, 32, 64, 128])  # tokens in a window, 2..256
-    coherence: list[float] = field(default_factory=lambda: [0.0, 0.31, 0.63, 0.91, 0.993, 1.0])  # cosine of keys, 0..1
-    beta: list[float] = field(default_factory=lambda: [0.47, 0.953, 1.97])  # of the grid, in [0, 2]
-    g: list[float] = field(default_factory=lambda: [-1.1e-3, -0.107])  # log decay per token of the grid, <= 0
-    inputs: Optional[list[str]] = None  # beside the grid, by name; null: all of harness.points.NAMED
-    matrices: Optional[str] = None  # a .npy file of A [N, m, m], strictly lower, measured beside them
-    draws: int = 8  # windows per input and length up to 32; beyond, that times (32 / length)^2, 1 at least
-    methods: list[str] = field(default_factory=lambda: [*INVERTED])  # as harness.reference.inverse spells them
-    formats: list[str] = field(
-        default_factory=lambda: [*INVERSE_FORMATS]
-    )  # site/product: what is stored / how products are computed
-    safe: float = 4.0  # an inverse is safe up to the window where its error of T passes safe * window * u
-
-
 @dataclass
 class Config:
     experiment: str = "drift"
@@ -145,8 +99,8 @@ class Config:
     ring: RingConfig = field(default_factory=RingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
-    operator: OperatorConfig = field(default_factory=OperatorConfig)
     conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
+    operator: OperatorConfig = field(default_factory=OperatorConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -212,49 +166,6 @@ def _validate_bench(bench: BenchConfig) -> None:
     _at_least("bench.repeats", bench.repeats, 1)
 
 
-def gate_point(text: str) -> tuple[float, float]:
-    """beta and g of "beta/g". Raises ConfigError for anything else, a beta outside [0, 2] or a g above 0."""
-    try:
-        beta, g = (float(x) for x in str(text).split("/"))
-    except ValueError:
-        raise ConfigError(f"operator.gates: {text!r} is not beta/g, as 0.95/-0.001") from None
-    if not 0 <= beta <= 2 or not -math.inf < g <= 0:
-        raise ConfigError(f"operator.gates: {text!r} is not a beta in [0, 2] and a finite log decay <= 0")
-    return beta, g
-
-
-def _validate_operator(operator: OperatorConfig) -> None:
-    for key in ("windows", "cosines", "gates", "inverses", "formats", "rings"):
-        if not getattr(operator, key):
-            raise ConfigError(f"operator.{key}: empty; name at least one")
-    for window in operator.windows:
-        _at_least("operator.windows", window, 2)
-    for cosine in operator.cosines:
-        if not 0 <= cosine <= 1:
-            raise ConfigError(f"operator.cosines: {cosine} is outside [0, 1]")
-    for text in operator.gates:
-        gate_point(text)
-    for length in operator.rings:
-        _at_least("operator.rings", length, 1)
-    _at_least("operator.heads", operator.heads, 1)
-    # growth is read off the second half of at least eight windows
-    _at_least("operator.tokens", operator.tokens, 8 * max(operator.windows))
-
-
-def _validate_conditioning(c: ConditioningConfig) -> None:
-    for key in ("windows", "methods", "formats"):
-        values = getattr(c, key)
-        if len(set(values)) != len(values):
-            raise ConfigError(f"conditioning.{key}: one appears twice in {values}")
-    for key, low, high in (("windows", 2, 256), ("coherence", 0, 1), ("beta", 0, 2), ("g", -math.inf, 0)):
-        for value in getattr(c, key):
-            if not low <= value <= high or value == -math.inf:
-                raise ConfigError(f"conditioning.{key}: {value} is outside [{low}, {high}]")
-    _at_least("conditioning.draws", c.draws, 1)
-    if not 0 < c.safe < math.inf:
-        raise ConfigError(f"conditioning.safe: {c.safe} is not a positive number")
-
-
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}: {value!r} is not one of {', '.join(allowed)}")
@@ -309,8 +220,8 @@ def validate(config: Config) -> None:
     if config.workers is not None:
         _at_least("workers", config.workers, 1)
     _validate_bench(config.bench)
-    _validate_operator(config.operator)
-    _validate_conditioning(config.conditioning)
+    config.conditioning.check()
+    config.operator.check()
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):

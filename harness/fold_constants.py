@@ -22,8 +22,9 @@ from torch import Tensor
 
 from harness.arithmetic import Arithmetic
 from harness.closed_runs import Point, stream
-from harness.config import Config, PrecisionConfig, gate_point
+from harness.config import Config, PrecisionConfig
 from harness.metrics import norms, state_errors
+from harness.operator_config import gate_point
 from harness.reference.fold import product, record_decays, replay
 from harness.tokens import Shape
 from harness.variants import load

@@ -95,10 +95,11 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     series = ("doubling", "neumann", "newton")
     shown = table[(table["nonfinite"] == 0) & (table["error_T"] > 0)]
     for axis, title, chosen in (
-        (left, "powers of A are formed", series),
+        (left, "powers of A are formed", list(series)),
         (right, "no power of A is formed", [name for name in MARKS if name not in series]),
     ):
-        for name in chosen:
+        # in this order the least error lies on top
+        for name in reversed(chosen):
             points, (mark, colour) = shown[shown["method"] == name], MARKS[name]
             axis.plot(points["power"].clip(lower=0.05), points["error_T"] / points["u"], mark, color=colour,
                       markersize=3, alpha=0.35, markeredgewidth=0, label=name)  # fmt: skip
@@ -125,6 +126,6 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
         f"truncated. Crosses on top: {int((table['nonfinite'] > 0).sum()):,} of {len(table):,} points with windows not "
         "finite. Powers below 0.05 are drawn there."
     )
-    figure.text(0.075, 0.085, "\n".join(textwrap.wrap(text, 150)), fontsize=8, va="top", linespacing=1.35)
+    figure.text(0.075, 0.095, "\n".join(textwrap.wrap(text, 150)), fontsize=8, va="top", linespacing=1.35)
     figure.subplots_adjust(left=0.075, right=0.98, top=0.88, bottom=0.2, wspace=0.05)
     return figure

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.config import Config, gate_point
+from harness.config import Config
+from harness.operator_config import gate_point
 from harness.provenance import plain
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
-from harness.config import ConditioningConfig, DecodeConfig
+from harness.config import DecodeConfig
 from harness.decode import Stream
 from harness.errors import ConfigError
 from harness.families import FAMILIES
+from harness.map_config import ConditioningConfig
 from harness.tokens import Shape, Tokens
 from harness.window import Windows
 
@@ -65,6 +66,8 @@ def batch(config: ConditioningConfig, m: int, K: int, seed: int) -> Batch:
     """All inputs of the grid and all named ones, windows of m tokens with keys of K numbers."""
     draws = max(1, config.draws * FULL**2 // max(m, FULL) ** 2)
     inputs = grid(config) + [Input(name) for name in names(config)]
+    if not inputs:
+        raise ConfigError("conditioning.inputs: none, and the grid of coherence, beta and g is empty")
     parts = [_drawn(x, m, K, draws, seed + i) for i, x in enumerate(inputs)]
     A, bound = (torch.stack(list(x)) for x in zip(*parts, strict=True))
     return Batch(inputs, A, bound)

@@ -51,8 +51,21 @@ def summarise(inputs: pd.DataFrame, rows: pd.DataFrame, safe: float) -> dict[str
         "safe_beta_one": safe_windows(model[model["bound_max"] <= 1], safe),
         "safe_any_beta": safe_windows(model, safe),
         "checks": checks(inputs[inputs["in_domain"]], model),
+        "collapse": collapse(model),
         "outside": sorted(set(outside["input"].astype(str))),
     }
+
+
+def collapse(model: pd.DataFrame) -> dict[str, dict[str, dict[str, float]]]:
+    """method -> format -> error of T over u max|A|^p where that power is 1e3 or more and all windows are finite."""
+    large = model[model["method"].isin(POWERS) & (model["power"] >= 1e3) & (model["nonfinite"] == 0)]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (method, form), group in large.groupby(["method", "format"], observed=True, sort=False):
+        ratio = group["per_power"]
+        numbers = {"points": len(ratio), "median": ratio.median(), "least": ratio.min(), "most": ratio.max()}
+        within = {"within_10": float(ratio.between(0.1, 10).mean())}
+        found.setdefault(str(method), {})[str(form)] = numbers | within
+    return found
 
 
 def checks(inputs: pd.DataFrame, model: pd.DataFrame) -> dict[str, dict[str, Any] | None]:
@@ -74,6 +87,7 @@ def checks(inputs: pd.DataFrame, model: pd.DataFrame) -> dict[str, dict[str, Any
         "P5 I-A+A^2-A^3, cos >= .63, n >= 8: 0.1 / error <= 1": (cut, "0.1 / error", 1.0),
         "P6 block/16r, tf32 and bf16 products: error / n u32 <= 4": (repaired, f"error / (window * {U32})", 4.0),
         "P6 newton/r, max|A|^p > 1/u: 4 n u / error <= 1": (lost, "4 * nu / error_T", 1.0),
+        "P7 window 1: error of T <= 0": (model[(model["window"] == 1) & model["error_T"].notna()], "error_T_max", 0.0),
     }
     found = {name: _worst(points, value, limit) for name, (points, value, limit) in ratio.items()}
     name = "P4 (|T_ij| - beta_i e^{G_i-G_j}) / n 2^-53 <= 1"

@@ -9,9 +9,9 @@ from test_inverse import CASES, FP32, ROUNDED, TF32, batch, exact, inverted, lar
 
 from harness import inversion
 from harness.arithmetic import Arithmetic, Rounding, Sites
-from harness.config import ConditioningConfig
 from harness.errors import ConfigError
 from harness.inverted import difficulties, inversions, parse_format
+from harness.map_config import ConditioningConfig
 from harness.points import NAMED, OUTSIDERS, Batch, Input, given
 from harness.points import batch as points
 from harness.reference.inverse import INVERSES, inverse_of

@@ -17,9 +17,10 @@ from harness import cli, closed_runs, fold_constants, injection
 from harness import operator_summary as summary
 from harness.arithmetic import Arithmetic, Dot, Dots, Rounding, Sites
 from harness.conditioning import window_operator
-from harness.config import Config, ModelConfig, OperatorConfig, validate
+from harness.config import Config, ModelConfig, validate
 from harness.errors import ConfigError
 from harness.metrics import norms
+from harness.operator_config import OperatorConfig
 from harness.reference import fold
 from harness.tokens import Shape, Tokens
 from harness.window import Windows
@@ -273,6 +274,7 @@ REFUSED: dict[str, Callable[[OperatorConfig], OperatorConfig]] = {
     "operator.gates: '0.95'": lambda o: replace(o, gates=["0.95"]),
     "operator.gates: '0.95/0.1'": lambda o: replace(o, gates=["0.95/0.1"]),
     "operator.formats: empty": lambda o: replace(o, formats=[]),
+    "operator.rings: one appears twice": lambda o: replace(o, rings=[4, 4]),
     "operator.tokens: 100": lambda o: replace(o, tokens=100),
     "operator.inverses: 'rhs_solve'": lambda o: replace(o, inverses=["rhs_solve"]),
     "operator.inverses: 'newman'": lambda o: replace(o, inverses=["newman"]),

@@ -14,6 +14,7 @@ Predicted, n the window, u the roundoff of the format (2u where operands are tru
   P5  a series cut after A^3 is off by 0.1 or more for beta from .95, cosines from .63 and n >= 8, in every format
   P6  a refinement repairs block/16 in bf16 and tf32 products to 4 n of fp32's u, and repairs nothing of newton where
       max|A|^p is above 1/u
+  P7  at a window of 1 T is exactly 1 in every method and format
 Of inputs outside the model none of this is claimed; they are labelled and measured all the same.
 
 Refuted wherever a check of summary.json says so: each is the worst case over all points it speaks of.

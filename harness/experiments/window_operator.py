@@ -43,7 +43,6 @@ from harness.config import Config
 from harness.errors import ConfigError
 from harness.experiments.drift import formats_of, shows_progress
 from harness.provenance import identity_of
-from harness.records import to_float32
 from harness.rundir import Run
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def run(config: Config) -> dict[str, Any]:
             return {"state": "skipped", "directory": str(out.directory)}
         tables = frames(config)
         for name, rows in tables.items():
-            narrow(rows).to_parquet(out.path(f"{name}.parquet"), compression="zstd", index=False)
+            rows.to_parquet(out.path(f"{name}.parquet"), compression="zstd", index=False)
         from harness.operator_figure import figure
         from harness.operator_summary import summarise
         from harness.operator_tables import report
@@ -99,12 +98,6 @@ def frames(config: Config) -> dict[str, pd.DataFrame]:
         name: pd.DataFrame([row for i, (kind, _) in enumerate(tasks) if kind == name for row in found[i]])
         for name in TABLES
     }
-
-
-def narrow(rows: pd.DataFrame) -> pd.DataFrame:
-    """Numbers as the records of a decode have them, float32; errors of a diverged run would not fit and stay wide."""
-    fits = [c for c in rows.select_dtypes("float64") if not (rows[c].abs() > 1e38).any()]
-    return rows.assign(**{c: to_float32(rows[c].to_numpy()) for c in fits})
 
 
 def done(config: Config, tasks: list[Task]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
