@@ -34,6 +34,12 @@ def made(title: str, *columns: str) -> Table:
     return table
 
 
+def noted(table: Table, text: str) -> Table:
+    """The table with a note under it."""
+    table.caption, table.caption_justify, table.caption_style = text, "left", ""
+    return table
+
+
 def safe(summary: dict[str, Any]) -> Table:
     """Methods that behave alike share a line."""
     cosines = [name for name in summary["safe_windows"][0] if name not in ("inverse", "format")]
@@ -71,9 +77,7 @@ def radii(summary: dict[str, Any]) -> Table:
             alike.setdefault((inverse, *(f"{math.log(x):.2f}" for x in found)), []).append(kind)
     for (inverse, *_), kinds in alike.items():
         table.add_row(f"{inverse} {' '.join(kinds)}", *(radius(methods[inverse, kinds[0]][w]) for w in windows))
-    table.caption = "never above 1: " + ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in quiet.items())
-    table.caption_justify, table.caption_style = "left", ""
-    return table
+    return noted(table, "never above 1: " + ", ".join(f"{name} {' '.join(kinds)}" for name, kinds in quiet.items()))
 
 
 def radius(row: dict[str, Any]) -> str:
@@ -85,41 +89,52 @@ def radius(row: dict[str, Any]) -> str:
 
 
 def agreement(summary: dict[str, Any]) -> Table:
+    """The two by two of every predictor, and the growth that single windows hide best."""
     title = "predicted growth (above 1, or T not finite) against divergence of the closed run"
     table = made(title, "predicted by", "keys", *(name.replace("predicted", "pred.") for name in PREDICTED))
     for row in summary["agreement"]:
         table.add_row(row["by"], row["keys"], *(f"{row[name]:,}" for name in PREDICTED))
-    table.caption = "near: predicted to grow by less than a run can tell, and not seen to"
-    table.caption_justify, table.caption_style = "left", ""
-    return table
+    note = "near: predicted to grow by less than a run can tell, and not seen to"
+    if (row := summary["hidden"]) is not None:
+        note += (
+            f". Fastest growth that no window looked at shows: {row['inverse']} {short(row['format'])}, window "
+            f"{row['window']}, cosine {row['cosine']:g}, beta/g {row['beta']:g}/{row['g']:g}: radius at most "
+            f"{row['radius_max']:.3f}, norm {row['norm_max']:.3f}, product {math.exp(row['joint']):.3f}, decode "
+            f"{math.exp(row['growth']):.3f}"
+        )
+    return noted(table, note)
 
 
 def rates(summary: dict[str, Any]) -> Table:
-    table = made(
-        "measured over predicted rate of diverged runs: 5, 50, 95 %", "key cosine", "runs", "product", "radius"
-    )
+    """How far both predicted rates are from the measured ones."""
+    title = "measured / predicted rate of the runs that diverged: 5, 50, 95 %"
+    table = made(title, "key cosine", "runs", "by the product", "within 5 %", "by one window's radius")
     for row in summary["rates"]:
-        cells = (" ".join(f"{x:.3g}" for x in row[name]) for name in ("growth/joint", "growth/log radius"))
-        table.add_row(f"{row['cosine']:g}", f"{row['runs']:,}", *cells)
+        product, single = (" ".join(f"{x:.3g}" for x in row[name]) for name in ("growth/joint", "growth/log radius"))
+        table.add_row(f"{row['cosine']:g}", f"{row['runs']:,}", product, f"{row['within']:.1%}", single)
     return table
 
 
 def gains(summary: dict[str, Any]) -> Table:
-    """After 1, 10, 100 and all flushes."""
-    flushes = list(dict.fromkeys(row["flush"] for row in summary["gains"]))
-    title = "gain of a perturbation (in exact arithmetic, where it differs), heads that remember"
-    table = made(title, "after flushes", "", *map(str, flushes), "left")
+    """After 10, 100 and all flushes."""
+    flushes = list(dict.fromkeys(row["flush"] for row in summary["gains"]))[-3:]
+    title = "gain of a perturbation (in exact arithmetic, where it differs)"
+    table = made(title, "after flushes", "", *map(str, flushes), "of e^G", "left")
     table.columns[0].no_wrap = True
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in summary["gains"]:
         rows.setdefault((row["variant"], row["what"]), []).append(row)
     for (variant, what), some in rows.items():
-        cells = (told(text(row["gain"]), text(row["exact"])) for row in some)
-        table.add_row(variant, what.replace("checkpoint", "C"), *cells, text(some[-1]["left_max"]))
-    table.caption = "medians; C: of the checkpoint; d, v: of one record. Heads remember if their gates alone keep more "
-    table.caption += "than half to the end. left: ||delta|| / ||S|| after the last flush, worst of all heads"
-    table.caption_justify, table.caption_style = "left", ""
-    return table
+        cells = (told(text(row["gain"]), text(row["exact"])) for row in some[-3:])
+        last = some[-1]
+        of_bound = f"{number(last['of_bound']):.3f}"
+        table.add_row(variant, what.replace("checkpoint", "C"), *cells, of_bound, text(last["left_max"]))
+    return noted(
+        table,
+        "C: the checkpoint perturbed; d, v: one record. Medians over the heads whose gates alone keep more than half "
+        "to the end; of e^G: their largest gain / e^G after any flush, 1 being the most that exact arithmetic allows. "
+        "left: ||delta|| / ||S|| after the last flush, worst of all heads",
+    )
 
 
 def told(found: str, exact: str) -> str:
