@@ -2,8 +2,8 @@
 
 A point is a window size, a cosine of the keys, beta and g; a run is a decode of one point by one inverse in one
 format, on keys of one head. Everything but the inverse is exact, all drafts are accepted and every window is folded
-at once, so that a flush is a window and the state error of a run is multiplied by M once a flush. Three numbers are
-set side by side:
+at once, which with exact storage changes nothing but that a flush is a window: the state error of a run is multiplied
+by M once a flush. Three numbers are set side by side:
 
   radius, norm   of M of single windows (harness.conditioning.window_operator), at up to LOOKS windows of a run
   joint          mean growth of log ||x M_1 M_2 ...||, a row x through every window: windows differ, so this, and not
