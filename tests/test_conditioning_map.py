@@ -1,4 +1,4 @@
-"""experiment=conditioning: a run is whole and done once, refusals leave nothing, verdicts and figures drop no failure."""
+"""experiment=conditioning: a run is whole and done once, refusals leave nothing, no verdict or figure drops a failure."""
 
 from __future__ import annotations
 
@@ -169,6 +169,7 @@ def test_what_is_not_finite_is_drawn():
     (axis, *_) = error_map(inputs, rows).axes
     hatched = [p for p in axis.patches if isinstance(p, Rectangle) and p.get_hatch()]
     assert [p.get_xy() for p in hatched] == [(1.5, -0.5)]
+    assert axis.images[0].get_array()[0, 2] == 2.0
     left, right = power_figure(inputs, rows).axes
     assert [len(line.get_xdata()) for line in left.lines if line.get_marker() == "x"] == [1]
     assert [len(line.get_xdata()) for line in right.lines if line.get_marker() == "x"] == [0]

@@ -111,9 +111,12 @@ def test_a_random_triangular_matrix_is_measured_all_the_same() -> None:
 
 def test_an_overflow_is_counted_and_its_stage_named() -> None:
     """Faults: a method that overflows dropped from the rows, read as error 0, or blamed on what comes after."""
-    m = 32
-    b = Batch([Input("ones")], torch.full((1, 2, m, m), 1.94, dtype=torch.float64).tril(-1), torch.ones(1, 2, m, m))
-    rows = {r[0]["method"]: r[0] for r in inversions(b, ["substitution", "doubling", "horner"], ["fp16/fp16"], 0)}
+    m, names = 32, ["substitution", "doubling", "horner"]
+    A = torch.full((2, 2, m, m), 1.94, dtype=torch.float64).tril(-1)
+    A[0] = 0.0
+    b = Batch([Input("zeros"), Input("ones")], A, torch.ones_like(A))
+    rows = {r[1]["method"]: r[1] for r in inversions(b, names, ["fp16/fp16"], 0) if r[0]["stage"] is None}
+    assert list(rows) == names
     assert rows["substitution"]["nonfinite"] == 0 and rows["substitution"]["stage"] is None
     for name in ("doubling", "horner"):
         assert rows[name]["nonfinite"] == 2 and rows[name]["error_T"] == rows[name]["error_D_max"] == np.inf
