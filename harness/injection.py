@@ -31,7 +31,6 @@ from harness.schedule import Block, Schedule
 from harness.tokens import Shape, Tokens
 from harness.variants import VariantSpec, load
 
-SIZE = 0.25  # of the perturbed value's rms: large beside bf16 roundings, and the map it passes is linear
 WARM = 512  # tokens before: what the heads of middle memory hold is then theirs and not the initial state's
 # the same in every slot, whoever flushes; rejected drafts among them
 ACCEPTS = [2, 4, 1, 3]
@@ -64,8 +63,8 @@ class Twins:
     found: list[Tensor] | None = None  # per grid point behind it, the same
     size: list[Tensor] = field(default_factory=list)  # [1, HV] norm of the untouched state there
 
-    def inject(self) -> None:
-        """Perturb, as the design stores the value."""
+    def inject(self, size: float) -> None:
+        """Perturb by `size` in rms of each value, as the design stores it."""
         draw, sites, state = torch.Generator().manual_seed(1), self.design.arithmetic.sites, self.state
         for slot, name in enumerate(self.fields, 1):
             if name == "checkpoint":
@@ -75,7 +74,7 @@ class Twins:
                 rounding = getattr(sites, f"store_{name}")
             rms = value.square().mean((-1, -2) if value.ndim == 3 else -1, keepdim=True).sqrt()
             noise = torch.randn(value.shape, dtype=value.dtype, generator=draw)
-            value.copy_(rounding(value + SIZE * rms * noise))
+            value.copy_(rounding(value + size * rms * noise))
         state.version += 1
         state.operand = state.folded = None
         kept = self.differences("kept")
@@ -149,7 +148,7 @@ def run(twins: Twins, config: Config, decode: Any, stream: Stream) -> list[int]:
                 tokens.append(twins.state.tokens[0])
             elif twins.found is None and not point and block.t[i, 0] >= WARM:
                 if twins.design.ring.flush_at == 1 or twins.state.cursors.write_pos[0]:
-                    twins.inject()
+                    twins.inject(config.operator.perturbation)
                     tokens.append(twins.state.tokens[0])
 
         by_calls(twins.design, twins.state, block.windows(same, twins.state.shape), block, look)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ class OperatorConfig:
     formats: list[str] = field(default_factory=lambda: [*FORMATS])  # of the inverse alone, site/product
     heads: int = 2  # draws of keys and values of every closed run
     tokens: int = 2048  # of a closed run, and of the decode after an injection
+    perturbation: float = 0.25  # injected, in rms of what it perturbs; large beside a rounding, the map is linear
     rings: list[int] = field(default_factory=lambda: [4, 8, 16, 32, 64])  # records of the folds compared in fp32
 
     def check(self) -> None:
@@ -41,6 +42,8 @@ class OperatorConfig:
                 raise ConfigError(f"operator.cosines: {value} is outside [0, 1]")
         for text in self.gates:
             gate_point(text)
+        if self.perturbation < 0:
+            raise ConfigError(f"operator.perturbation: {self.perturbation} is below 0")
         # growth is read off the second half of at least eight windows
         least = 8 * max(self.windows)
         for key, low in (("windows", 2), ("rings", 1), ("heads", 1), ("tokens", least)):

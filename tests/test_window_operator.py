@@ -174,9 +174,9 @@ def test_a_safe_window_ends_before_the_first_that_is_not() -> None:
     assert summary.widest(pd.Series({2: False, 4: True})) == 1
 
 
-def followed(monkeypatch: pytest.MonkeyPatch, *variants: str, **keys: Any) -> pd.DataFrame:
+def followed(monkeypatch: pytest.MonkeyPatch, *variants: str, perturbation: float = 0.25, **keys: Any) -> pd.DataFrame:
     monkeypatch.setattr(injection, "WARM", 64)
-    operator = OperatorConfig(tokens=256)
+    operator = OperatorConfig(tokens=256, perturbation=perturbation)
     model = ModelConfig(key_heads=2, value_heads=6, key_dim=24, value_dim=16, rows=None)
     config = Config(operator=operator, model=model, variants=list(variants), **keys)
     with torch.inference_mode():
@@ -188,8 +188,7 @@ ARMS = ("exact_recurrent", "chunked_fp32", "exact_fold", "compensated_fold")
 
 def test_without_a_perturbation_twins_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: slots that see other tokens, accept otherwise or flush elsewhere, whose difference is no gain."""
-    monkeypatch.setattr(injection, "SIZE", 0.0)
-    rows = followed(monkeypatch, *ARMS)
+    rows = followed(monkeypatch, *ARMS, perturbation=0.0)
     # 0 / 0: nothing injected, and nothing there
     assert len(rows) and rows["gain"].isna().all() and (rows["left"] == 0).all()
 
@@ -275,6 +274,7 @@ REFUSED: dict[str, Callable[[OperatorConfig], OperatorConfig]] = {
     "operator.gates: '0.95/0.1'": lambda o: replace(o, gates=["0.95/0.1"]),
     "operator.formats: empty": lambda o: replace(o, formats=[]),
     "operator.rings: one appears twice": lambda o: replace(o, rings=[4, 4]),
+    "operator.perturbation: -1": lambda o: replace(o, perturbation=-1.0),
     "operator.tokens: 100": lambda o: replace(o, tokens=100),
     "operator.inverses: 'rhs_solve'": lambda o: replace(o, inverses=["rhs_solve"]),
     "operator.inverses: 'newman'": lambda o: replace(o, inverses=["newman"]),
