@@ -53,9 +53,10 @@ def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: 
         f"Left: beta/g {gate}, key cosine {cosine:g}, median over windows and draws of keys; thick lines radius, thin "
         "lines norm, crosses T that are not finite. Methods that stay on the black line are not drawn. "
         f"Middle: runs that diverged and stayed finite for four windows, of {len(closed):,} in all. "
-        f"Right: a checkpoint perturbed by {config.operator.perturbation:g} of its rms; thick, its gain, median over the value heads whose gates alone "
-        "keep more than half of it to the end (grey: e^G, the most that may be left); thin, what is left relative to "
-        "the state, median over all heads. Lines of designs that round alike hide each other."
+        f"Right: a checkpoint perturbed by {config.operator.perturbation:g} of its rms; thick, its gain, median over "
+        "the value heads whose gates alone keep more than half of it to the end (grey: e^G, the most that may be left); "
+        "thin, what is left relative to the state, median over all heads. Lines of designs that round alike hide each "
+        "other."
     )
     drawn.text(0.05, 0.13, "\n".join(textwrap.wrap(text, 195)), fontsize=8, va="top", linespacing=1.35)
     drawn.subplots_adjust(left=0.05, right=0.985, top=0.93, bottom=0.235, wspace=0.22)

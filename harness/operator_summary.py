@@ -154,9 +154,9 @@ def operators(config: Config, closed: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def remembering(injected: pd.DataFrame) -> list[int]:
-    """Heads whose gates alone keep more than half of anything from the injection to the end: e^G > 1/2."""
+    """Heads whose gates alone keep more than half of anything to the end, e^G > 1/2; if none do, the longest."""
     last = injected[injected["flush"] == injected["flush"].max()]
-    return sorted({int(head) for head in last["head"][last["bound"] > 0.5]})
+    return sorted({int(head) for head in last["head"][last["bound"] >= min(0.5, last["bound"].max())]})
 
 
 def gains(injected: pd.DataFrame) -> list[dict[str, Any]]:

@@ -132,7 +132,7 @@ def gains(summary: dict[str, Any]) -> Table:
     return noted(
         table,
         "C: the checkpoint perturbed; d, v: one record. Medians over the heads whose gates alone keep more than half "
-        "to the end; of e^G: their largest gain / e^G after any flush, 1 being the most that exact arithmetic allows. "
+        "to the end, or longest; of e^G: their largest gain / e^G after any flush, 1 being the most that exact arithmetic allows. "
         "left: ||delta|| / ||S|| after the last flush, worst of all heads",
     )
 
