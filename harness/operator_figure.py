@@ -54,7 +54,7 @@ def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: 
         "lines norm, crosses T that are not finite. Methods that stay on the black line are not drawn. "
         f"Middle: runs that diverged and stayed finite for four windows, of {len(closed):,} in all. "
         f"Right: a checkpoint perturbed by {config.operator.perturbation:g} of its rms; thick, its gain, median over "
-        "the value heads whose gates alone keep more than half of it to the end (grey: e^G, the most that may be left); "
+        "the value heads whose gates alone keep more than half to the end (grey: e^G, the most that may be left); "
         "thin, what is left relative to the state, median over all heads. Lines of designs that round alike hide each "
         "other."
     )

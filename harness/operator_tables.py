@@ -132,8 +132,8 @@ def gains(summary: dict[str, Any]) -> Table:
     return noted(
         table,
         "C: the checkpoint perturbed; d, v: one record. Medians over the heads whose gates alone keep more than half "
-        "to the end, or longest; of e^G: their largest gain / e^G after any flush, 1 being the most that exact arithmetic allows. "
-        "left: ||delta|| / ||S|| after the last flush, worst of all heads",
+        "to the end, or longest; of e^G: their largest gain / e^G after any flush, 1 being the most that exact "
+        "arithmetic allows. left: ||delta|| / ||S|| after the last flush, worst of all heads",
     )
 
 
@@ -164,4 +164,6 @@ def text(x: Any) -> str:
     value = number(x)
     if value != value or value > 1e99:
         return "–" if value != value else "inf"
+    if 0 < abs(value) < 1e-6:
+        return "<1e-6"
     return f"{value:.2g}" if abs(value) < 10 or abs(value) >= 1e4 else f"{value:.0f}"
