@@ -1,4 +1,4 @@
-"""experiment=conditioning: a run is whole and done once, refusals leave nothing, no verdict or figure drops a failure."""
+"""experiment=conditioning: whole and done once, refusals leave nothing, no verdict or figure loses a failure."""
 
 from __future__ import annotations
 
