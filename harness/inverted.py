@@ -6,7 +6,6 @@ not finite counts as worse than any number: a median of windows of which half ov
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,10 +49,8 @@ def parse_format(text: str, key: str = "conditioning.formats") -> Arithmetic:
 def difficulties(batch: Batch) -> list[Row]:
     """A row per input: harness.inversion.difficulty of its windows, median and largest; whether it is in the domain."""
     P, D, m = batch.A.shape[:3]
-    A, bound = batch.A.flatten(0, 1), batch.bound.flatten(0, 1)
-    T = substitution.inverse(A, inversion.EXACT)
-    found = inversion.difficulty(A, T, bound) | {"max_T": inversion.largest(T)}
-    found["bound"] = inversion.largest(bound)
+    A, bound = batch.flat
+    found = batch.difficulty | {"max_T": inversion.largest(batch.T), "bound": inversion.largest(bound)}
     legal = inversion.in_domain(A, bound).view(P, D).all(1)
     rows = []
     for i, x in enumerate(batch.inputs):
@@ -65,36 +62,32 @@ def difficulties(batch: Batch) -> list[Row]:
     return rows
 
 
-def inversions(batch: Batch, methods: list[str], formats: list[str], seed: int) -> Iterator[list[Row]]:
-    """Rows of every method in every format, one list per pair."""
+def inversions(batch: Batch, methods: list[str], text: str, seed: int) -> list[Row]:
+    """A row per method and input, in the format `text`."""
     P, D, m = batch.A.shape[:3]
-    A, bound = batch.A.flatten(0, 1), batch.bound.flatten(0, 1)
-    T = substitution.inverse(A, inversion.EXACT)
+    (A, bound), T, known, a = batch.flat, batch.T, batch.difficulty, parse_format(text)
     R = torch.randn(P * D, ROWS, m, dtype=A.dtype, generator=torch.Generator().manual_seed(seed))
     exact = substitution.solve(R, A, inversion.EXACT)
-    known = inversion.condition(A, T)
     skeel, power = known["skeel"], known["power"].clamp_min(1.0)
-    for text in formats:
-        a = parse_format(text)
-        for name in methods:
-            method = inverse_of(name)
-            u = inversion.roundoff(a, products=m > method.alone)
-            X = method.form(A, a)
-            found = {"error_D": inversion.error_of_writes(inversion.writes(method, X, R, a), exact)}
-            if method.explicit:
-                found |= inversion.quality(X, A, T, bound)
-                found["per_skeel"] = found["error_T"] / (u * skeel)
-                found["per_power"] = found["error_T"] / (u * power)
-            stages = _stages(method, a, A, R, ~found["error_D"].isfinite().view(P, D))
-            rows = []
-            for i, x in enumerate(batch.inputs):
-                row: Row = {"input": x.name, "window": m, "method": name, "format": text, "u": u}
-                row["nonfinite"] = int((~found["error_D"].isfinite()).view(P, D)[i].sum())
-                row["stage"] = stages.get(i)
-                for metric in QUALITY:
-                    row |= _spread(metric, found[metric].view(P, D)[i] if metric in found else None)
-                rows.append(row)
-            yield rows
+    rows: list[Row] = []
+    for name in methods:
+        method = inverse_of(name)
+        u = inversion.roundoff(a, products=m > method.alone)
+        X = method.form(A, a)
+        found = {"error_D": inversion.error_of_writes(inversion.writes(method, X, R, a), exact)}
+        if method.explicit:
+            found |= inversion.quality(X, A, T, bound)
+            found["per_skeel"] = found["error_T"] / (u * skeel)
+            found["per_power"] = found["error_T"] / (u * power)
+        stages = _stages(method, a, A, R, ~found["error_D"].isfinite().view(P, D))
+        for i, x in enumerate(batch.inputs):
+            row: Row = {"input": x.name, "window": m, "method": name, "format": text, "u": u}
+            row["nonfinite"] = int((~found["error_D"].isfinite()).view(P, D)[i].sum())
+            row["stage"] = stages.get(i)
+            for metric in QUALITY:
+                row |= _spread(metric, found[metric].view(P, D)[i] if metric in found else None)
+            rows.append(row)
+    return rows
 
 
 def _spread(name: str, x: Tensor | None) -> Row:

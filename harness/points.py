@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness import inversion
 from harness.arithmetic import Arithmetic
 from harness.config import DecodeConfig
 from harness.decode import Stream
 from harness.errors import ConfigError
 from harness.families import FAMILIES
 from harness.map_config import ConditioningConfig
+from harness.reference.inverse import substitution
 from harness.tokens import Shape, Tokens
 from harness.window import Windows
 
@@ -54,6 +57,21 @@ class Batch:
     @property
     def m(self) -> int:
         return self.A.shape[-1]
+
+    @property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """A and bound of all windows, [inputs * draws, m, m]."""
+        return self.A.flatten(0, 1), self.bound.flatten(0, 1)
+
+    @cached_property
+    def T(self) -> Tensor:
+        """(I+A)^-1 in fp64, [inputs * draws, m, m]."""
+        return substitution.inverse(self.flat[0], inversion.EXACT)
+
+    @cached_property
+    def difficulty(self) -> inversion.Numbers:
+        """harness.inversion.difficulty of every window."""
+        return inversion.difficulty(self.flat[0], self.T, self.flat[1])
 
 
 def grid(config: ConditioningConfig) -> list[Input]:

@@ -1,4 +1,4 @@
-"""experiment=conditioning: a run is whole and done once, refusals leave nothing, no verdict or figure drops a failure."""
+"""experiment=conditioning: whole and done once, refusals leave nothing, no verdict or figure loses a failure."""
 
 from __future__ import annotations
 
@@ -198,3 +198,11 @@ def test_a_map_is_published_whole(run, capsys):
     before, after = (pd.read_parquet(p / "points.parquet") for p in (directory, target))
     np.testing.assert_allclose(after["error_D_max"], before["error_D_max"], rtol=2.0**-11)
     assert (after["error_T"].isna() == before["error_T"].isna()).all() and before["error_T"].isna().any()
+
+
+def test_threads_change_no_number(run, tmp_path):
+    """Faults: rows in the order in which formats end, numbers that depend on who computes beside them."""
+    for workers in (1, 3):
+        assert run(f"workers={workers}", f"results_dir=results/runs{workers}")[0] == 0
+    one, three = (pd.read_parquet(next(tmp_path.glob(f"results/runs{n}/*/*/points.parquet"))) for n in (1, 3))
+    pd.testing.assert_frame_equal(one, three, check_exact=True)

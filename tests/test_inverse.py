@@ -14,7 +14,9 @@ from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot, Dots, Rounding, Sites
 from harness.errors import ConfigError
+from harness.kernels.options import unsupported
 from harness.reference.inverse import INVERSES, METHODS, inverse_of, parse
+from harness.variants import VariantSpec
 
 F64 = torch.float64
 WINDOWS = (2, 4, 8, 16, 32, 64, 128)
@@ -229,6 +231,15 @@ def test_a_refinement_spoils_what_is_far() -> None:
     """Fault: a step that is quietly left out where it does harm: E of 3 terms on coherent keys is squared."""
     near, far = (score(inverted(name, batch(16)[0], FP32), 16)["coherent"] for name in ("newton/1", "newton/1r"))
     assert far > near > 1
+
+
+@pytest.mark.parametrize("name", [*INVERSES, "newton/3r"])
+def test_no_kernel_pretends_to_compute_an_inverse(name: str) -> None:
+    """Fault: an inverse without a Triton kernel run as another one, or refused without its name."""
+    spec = VariantSpec(name="x", inverse=name, sites={"default": "fp32"}, dots={"default": "ieee"})
+    why = unsupported(spec, spec.arithmetic())
+    has = ("substitution", "rhs_solve", "doubling")
+    assert why == (None if name in has else f"inverse {name} has no kernel")
 
 
 SPELLED = "neumann/0 neumann/-1 neumann/03 neumann/ neumann/r3 neumann/3rr doubling/3 rhs_solve/r cramer Neumann/3"

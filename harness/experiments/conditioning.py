@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 from rich.console import Console
 
-from harness import points
+from harness import points, pool
 from harness.config import Config
 from harness.errors import HarnessError
 from harness.experiments.drift import shows_progress
@@ -79,9 +81,9 @@ def run(config: Config) -> dict[str, Any]:
 def measure(config: Config, given: points.Batch | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row per input and window, and a row per input, window, method and format."""
     c, inputs, rows = config.conditioning, [], []
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     try:
-        # products of many small matrices: two threads wait for each other longer than they work
+        # threads inside a product of small matrices wait for each other longer than they work; formats do not
         torch.set_num_threads(1)
         for m in [*c.windows, None]:
             batch = given if m is None else points.batch(c, m, config.model.key_dim, config.decode.seed)
@@ -90,10 +92,12 @@ def measure(config: Config, given: points.Batch | None) -> tuple[pd.DataFrame, p
             if shows_progress(config):
                 print(f"{len(batch.inputs)} inputs, windows of {batch.m}", file=sys.stderr, flush=True)
             inputs += difficulties(batch)
-            for found in inversions(batch, c.methods, c.formats, config.decode.seed):
-                rows += found
+            one = partial(inversions, batch, c.methods, seed=config.decode.seed)
+            with ThreadPoolExecutor(config.workers or pool.cores(), "formats", torch.set_num_threads, (1,)) as threads:
+                for found in threads.map(one, c.formats):
+                    rows += found
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     return typed(inputs), typed(rows)
 
 

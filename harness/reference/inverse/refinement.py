@@ -1,8 +1,9 @@
 """One refinement of an inverse: X <- X + X (I - L X), L = I+A, the residual in a higher precision than X has.
 
-An error E = I - L X becomes E^2, beside the rounding of the residual times the condition of L: it repairs an X with
-|E| < 1 and spoils any other. X is as precise as its site and the products it was made by; where either is coarser than
-fp32 the residual is an fp32 (ieee) product, otherwise it is not rounded. The product with X is one of dots.inverse.
+E = I - L X becomes E^2, beside u |E| of the correction's own product and the rounding of the residual times the
+condition of L: it repairs an X with |E| < 1 and spoils any other. X is as precise as its site and the products it was
+made by; where either is coarser than fp32 the residual is an fp32 (ieee) product, otherwise it is not rounded. The
+product with X is one of dots.inverse.
 Source: Carson & Higham, SISC 40 (2018); Higham & Mary, Acta Numerica 31 (2022).
 """
 
