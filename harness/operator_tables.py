@@ -121,6 +121,10 @@ def gains(summary: dict[str, Any]) -> Table:
     title = "gain of a perturbation (in exact arithmetic, where it differs)"
     table = made(title, "after flushes", "", *map(str, flushes), "of e^G", "left")
     table.columns[0].no_wrap = True
+    table.columns[1].min_width = 1
+    for column in table.columns[2:5]:
+        # a gain that two decodes differ in takes two numbers, on two lines where there is no room
+        column.no_wrap = False
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in summary["gains"]:
         rows.setdefault((row["variant"], row["what"]), []).append(row)
