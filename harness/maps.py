@@ -49,8 +49,8 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     figure.text(0.1, 0.975, "Error of an inverse by method, format and window", fontsize=12, va="top", weight="bold")
     text = (
         "Largest error of a strictly lower entry of T, over max|T|, of all windows and inputs of the model; of "
-        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite; grey: exact. White lines part "
-        f"formats, stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
+        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite; grey: exact. White lines "
+        f"part formats, stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
     )
     figure.text(0.1, 0.06, "\n".join(textwrap.wrap(text, 155)), fontsize=8, va="top", linespacing=1.35)
     return figure

@@ -14,7 +14,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-# no key is predicted to pass through these: exact inverses that form powers, and those that do not
+# what is exact but for rounding and forms powers of A, and what forms none
 POWERS = ("doubling", "neumann", "newton")
 STEADY = ("horner", "block", "block/16")
 U32 = 2.0**-24
