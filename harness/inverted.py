@@ -1,7 +1,7 @@
 """Every method in every format on one batch of windows: what it costs in accuracy, and where it leaves the numbers.
 
-A row per (input, method, format), over the `draws` windows of the input; COLUMNS says what it holds. A value that is
-not finite counts as worse than any number: a median of windows of which half overflow is inf.
+A row per (input, method, format) holds every number of COLUMNS twice: the upper median over the windows of the input,
+and, as NAME_max, the largest. A value that is not finite counts as worse than any number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from harness.tokens import Shape
 from harness.watch import Log, watched
 
 ROWS = 4  # right-hand sides per window
-QUALITY = ("error_T", "error_D", "left", "right", "excess", "per_skeel", "per_power")
 COLUMNS = {
     "error_T": "max |T_hat - T| of a strictly lower entry, over max |T|",
     "error_D": "max |D_hat - D| over max |D|, D = R T' of N(0, 1) right-hand sides",
@@ -84,7 +83,7 @@ def inversions(batch: Batch, methods: list[str], text: str, seed: int) -> list[R
             row: Row = {"input": x.name, "window": m, "method": name, "format": text, "u": u}
             row["nonfinite"] = int((~found["error_D"].isfinite()).view(P, D)[i].sum())
             row["stage"] = stages.get(i)
-            for metric in QUALITY:
+            for metric in COLUMNS:
                 row |= _spread(metric, found[metric].view(P, D)[i] if metric in found else None)
             rows.append(row)
     return rows

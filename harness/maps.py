@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,10 +32,10 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     """Methods down, windows of every format across; colour: log10 of the worst error of T over the inputs."""
     table = joined(inputs, rows)
     table = table[table["in_domain"]]
-    panels = {"beta up to 1": table[table["bound_max"] <= 1], "beta above 1": table[table["bound_max"] > 1]}
+    panels = {"beta up to 1": table[~table["above_one"]], "beta above 1": table[table["above_one"]]}
     panels = {title: points for title, points in panels.items() if len(points)}
     methods, formats = list(rows["method"].unique()), list(rows["format"].unique())
-    figure = Figure(figsize=(11, 1.6 + 3.3 * max(1, len(panels))), dpi=110)
+    figure = Figure(figsize=(12.5, 1.6 + 3.3 * max(1, len(panels))), dpi=110)
     FigureCanvasAgg(figure)
     axes = figure.subplots(max(1, len(panels)), 1, squeeze=False).ravel().tolist()
     image = None
@@ -48,8 +49,8 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     figure.text(0.1, 0.975, "Error of an inverse by method, format and window", fontsize=12, va="top", weight="bold")
     text = (
         "Largest error of a strictly lower entry of T, over max|T|, of all windows and inputs of the model; of "
-        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite. White lines part formats, "
-        f"stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
+        "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite; grey: exact. White lines "
+        f"part formats, stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
     )
     figure.text(0.1, 0.06, "\n".join(textwrap.wrap(text, 155)), fontsize=8, va="top", linespacing=1.35)
     return figure
@@ -60,12 +61,14 @@ def _map(axis: Axes, points: pd.DataFrame, methods: list[str], formats: list[str
     groups = points.groupby(["method", "format", "window"], observed=True)
     worst, lost = groups["error"].max(), groups["nonfinite"].sum()
     cells = [(method, form, w) for method in methods for form in formats for w in windows]
+    colours = matplotlib.colormaps["viridis"].with_extremes(under="#bbbbbb")
+    errors = np.array([worst.get(cell, np.nan) for cell in cells]).reshape(len(methods), -1)
     with np.errstate(divide="ignore"):
-        values = np.log10([worst.get(cell, np.nan) for cell in cells]).reshape(len(methods), -1)
+        values = np.where(errors == 0, LOWEST - 1, np.log10(errors).clip(LOWEST))
     gone = np.array([lost.get(cell, 0) > 0 for cell in cells]).reshape(values.shape)
     image = axis.imshow(
         np.where(gone, HIGHEST, values),
-        cmap="viridis",
+        cmap=colours,
         vmin=LOWEST,
         vmax=HIGHEST,
         aspect="auto",
@@ -121,10 +124,10 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     left.set_ylabel("error of T in units of u")
     figure.text(0.075, 0.985, "A series loses what the powers of A reach", fontsize=12, va="top", weight="bold")
     text = (
-        "Median over the windows of a point; every input of the model, window and format has one. Line: error = "
+        "Medians over the windows of an input of the model of one length, in one format. Line: error = "
         "u max|A|^p, dotted a factor 10 to either side; u is the coarsest in use, twice it where operands are "
         f"truncated. Crosses on top: {int((table['nonfinite'] > 0).sum()):,} of {len(table):,} points with windows not "
-        "finite. Powers below 0.05 are drawn there."
+        "finite. Powers below 0.05 at 0.05."
     )
     figure.text(0.075, 0.095, "\n".join(textwrap.wrap(text, 150)), fontsize=8, va="top", linespacing=1.35)
     figure.subplots_adjust(left=0.075, right=0.98, top=0.88, bottom=0.2, wspace=0.05)

@@ -14,7 +14,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-# no key is predicted to pass through these: exact inverses that form powers, and those that do not
+# what is exact but for rounding and forms powers of A, and what forms none
 POWERS = ("doubling", "neumann", "newton")
 STEADY = ("horner", "block", "block/16")
 U32 = 2.0**-24
@@ -25,6 +25,8 @@ def joined(inputs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     known = ["input", "window", "coherence", "in_domain", "power", "power_max", "skeel_max", "bound_max"]
     table = rows.astype({"input": str}).merge(inputs.astype({"input": str})[known], on=["input", "window"])
     table["error"] = table["error_T_max"].fillna(table["error_D_max"])
+    # by the input's longest window: one of 1 holds no beta
+    table["above_one"] = table.groupby("input")["bound_max"].transform("max") > 1
     table["nu"] = table["window"] * table["u"]
     return table
 
@@ -48,7 +50,7 @@ def summarise(inputs: pd.DataFrame, rows: pd.DataFrame, safe: float) -> dict[str
     return {
         "safe": safe,
         "windows": sorted({int(w) for w in table["window"]}),
-        "safe_beta_one": safe_windows(model[model["bound_max"] <= 1], safe),
+        "safe_beta_one": safe_windows(model[~model["above_one"]], safe),
         "safe_any_beta": safe_windows(model, safe),
         "checks": checks(inputs[inputs["in_domain"]], model),
         "collapse": collapse(model),

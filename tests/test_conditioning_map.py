@@ -163,13 +163,13 @@ def test_a_T_above_its_bound_is_named():
     assert verdict and not verdict["holds"]
 
 
-def test_what_is_not_finite_is_drawn():
-    """Faults: a failure that leaves a white or a dark cell, or no mark at all."""
-    inputs, rows = rows_of({2: 1.0, 4: 1.0, 8: np.inf}, (8,), method="doubling")
+def test_what_has_no_logarithm_is_drawn():
+    """Faults: a failure, or an exact zero, that leaves a white cell, one like any other, or no mark at all."""
+    inputs, rows = rows_of({1: 0.0, 4: 1.0, 8: np.inf}, (8,), method="doubling")
     (axis, *_) = error_map(inputs, rows).axes
     hatched = [p for p in axis.patches if isinstance(p, Rectangle) and p.get_hatch()]
     assert [p.get_xy() for p in hatched] == [(1.5, -0.5)]
-    assert axis.images[0].get_array()[0, 2] == 2.0
+    assert axis.images[0].get_array()[0, [0, 2]].tolist() == [-9.0, 2.0]
     left, right = power_figure(inputs, rows).axes
     assert [len(line.get_xdata()) for line in left.lines if line.get_marker() == "x"] == [1]
     assert [len(line.get_xdata()) for line in right.lines if line.get_marker() == "x"] == [0]
