@@ -92,10 +92,9 @@ class Twins:
 
 
 def designs(config: Config) -> list[Emulated]:
-    """The variants of the run that decode windows; one that takes a token a step has a grid of its own."""
-    specs = [spec for spec in map(load, config.variants) if not spec.fold_current]
+    """The variants of the run, in its precision and on its ring. Raises ConfigError where they do not go together."""
     made = []
-    for spec in specs:
+    for spec in map(load, config.variants):
         a = spec.arithmetic(config.precision)
         made.append(engine_of(config, spec, a, "cpu")(spec, spec.ring(config.ring), a))
     return made
