@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Dot
-from harness.reference.inverse import INVERSES
+from harness.inversion import condition
+from harness.reference.inverse import inverse_of
 from harness.tokens import on_cpu
 from harness.window import Windows
 
@@ -62,22 +63,12 @@ def inner_numbers(windows: Windows, a: Arithmetic, inverse: str, operator: bool)
 
 def condition_numbers(windows: Windows, a: Arithmetic = EXACT) -> Tensor:
     """conditioning by batched operations."""
-    A, m = windows.scores(a)[0], windows.m
-    T = windows.formed(a, "substitution")
-    eye = torch.eye(m, dtype=A.dtype, device=A.device)
-    L = A + eye
-    sigma = torch.linalg.svdvals(L)
-    rows = L.abs().sum(-1).amax(-1) * T.abs().sum(-1).amax(-1)
-    skeel = (T.abs() @ L.abs()).sum(-1).amax(-1)
-    power, largest = A.abs(), A.abs().amax((-1, -2))
-    for _ in range(m - 2):
-        power = power @ A.abs()
-        largest = torch.maximum(largest, power.amax((-1, -2)))
+    found = condition(windows.scores(a)[0], windows.formed(a, "substitution"))
     G = windows.gates(a)[0].cumsum(-1)
     G = torch.cat((torch.zeros_like(G[..., :1]), G), -1)
     # a padded lane repeats the G before it and cannot widen the span
     span = G.amax(-1) - G.amin(-1)
-    return torch.stack((sigma[..., 0] / sigma[..., -1], rows, skeel, largest, span), -1)
+    return torch.stack((*found.values(), span), -1)
 
 
 def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
@@ -86,22 +77,25 @@ def residual(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
     return (A @ T + T).tril(-1).abs().amax((-1, -2))
 
 
+def between_keys(windows: Windows, a: Arithmetic, inverse: str) -> Tensor:
+    """X = diag(beta e^G) T' diag(e^{G_m-G}) of M = e^{G_m} I - K' X K, [W, B, HV, m, m]."""
+    row = windows.gates(a)[1] * windows.before(a)[0]
+    return row[..., None] * windows.formed(a, inverse).transpose(-1, -2) * windows.decays(a)[1][..., -1:, :]
+
+
 def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tensor, Tensor]:
     """Norm and spectral radius of the window operator, [W, B, HV] each. NaN where T is not finite."""
-    beta = windows.gates(a)[1]
-    T, (eG, E) = windows.formed(a, inverse), windows.decays(a)
     group, m = windows.shape.group, windows.m
     P = windows.products(a, Dot())[..., : windows.m, :]
     P = P.repeat_interleave(group, 2) if group > 1 else P
-    X = (beta * windows.before(a)[0])[..., None] * T.transpose(-1, -2) * E[..., -1:, :]
-    last = eG[..., -1]
+    X, last = between_keys(windows, a, inverse), windows.decays(a)[0][..., -1]
     Z = X.transpose(-1, -2) @ P @ X - last[..., None, None] * (X + X.transpose(-1, -2))
     finite = torch.isfinite(X).all(-1).all(-1)
     if m > windows.shape.K:
         # fewer dimensions than keys: the span is everything, and M itself is the smaller matrix
         k = windows.keys(a)[0]
         keys = k.repeat_interleave(group, 2) if group > 1 else k
-        M = eG[..., -1, None, None] * torch.eye(windows.shape.K, dtype=P.dtype, device=P.device)
+        M = last[..., None, None] * torch.eye(windows.shape.K, dtype=P.dtype, device=P.device)
         M = torch.where(finite[..., None, None], M - keys.mT @ X @ keys, 0.0)
         found = torch.linalg.matrix_norm(M, 2), torch.linalg.eigvals(M).abs().amax(-1)
         return found[0].masked_fill(~finite, torch.nan), found[1].masked_fill(~finite, torch.nan)
@@ -124,4 +118,4 @@ def window_operator(windows: Windows, a: Arithmetic, inverse: str) -> tuple[Tens
 
 def has_operator(verify: str, fold: str, inverse: str) -> bool:
     """Whether a design's checkpoint passes through an inverse that can be looked at."""
-    return verify == "window" and fold == "product" and INVERSES[inverse].explicit
+    return verify == "window" and fold == "product" and inverse_of(inverse).explicit

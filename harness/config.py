@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Optional
 
 from harness.errors import ConfigError
+from harness.map_config import ConditioningConfig
+from harness.operator_config import OperatorConfig
 
 # Optional[...] rather than X | None: OmegaConf reads these annotations at run time.
 
@@ -97,6 +99,8 @@ class Config:
     ring: RingConfig = field(default_factory=RingConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
+    operator: OperatorConfig = field(default_factory=OperatorConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -216,6 +220,8 @@ def validate(config: Config) -> None:
     if config.workers is not None:
         _at_least("workers", config.workers, 1)
     _validate_bench(config.bench)
+    config.conditioning.check()
+    config.operator.check()
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):

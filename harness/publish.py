@@ -8,6 +8,8 @@
   config.yaml, manifest.json, summary.json, drift.png
                      as in the run, without the host's name and with paths cut down to their last part
 
+A run that has no flushes.parquet is copied whole, its tables rounded likewise (harness.copied).
+
 NaN ranks above inf, so a failure among many rows is the quantile 1; a metric that a row does not have takes no part.
 Refused: a run that is unfinished, or was made by other source than this; a name that exists; more than LIMIT bytes.
 """
@@ -19,7 +21,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import copied
+from harness.copied import anonymous
 from harness.errors import HarnessError
 from harness.provenance import read_json, source_digest, write_json
 from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
@@ -34,7 +38,7 @@ from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
 RESULTS = Path("results")
 HEADS = tuple(range(8))
 Q = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-BITS = 11  # significant bits of a published quantile: half a part in a thousand
+BITS = copied.BITS  # significant bits of a published quantile: half a part in a thousand
 LIMIT = 5_000_000  # bytes of a published run
 COPIED = ("config.yaml", "manifest.json", "summary.json", "drift.png")
 KINDS = [("variant", TEXT), ("flush", pa.int32()), ("tokens", pa.int64()), ("rows", pa.int32())]
@@ -51,16 +55,23 @@ def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Seq
     target = RESULTS / name
     if target.exists():
         raise HarnessError(f"{target}: exists; nothing is overwritten")
-    manifest = finished(run)
+    manifest, work = finished(run), RESULTS / f".{name}.{os.getpid()}.partial"
+    if not (run / "flushes.parquet").exists():
+        if heads is not None or slots is not None:
+            raise HarnessError(f"--heads, --slots: {run} has no flushes.parquet to choose rows of")
+        return _moved(run, work, target, lambda: _write_whole(run, work, manifest))
     rows = _read(run / "flushes.parquet")
     there = set(np.unique(rows["head"].to_numpy()).tolist())
     named = sorted(set(there & set(HEADS) if heads is None else heads))
     if lost := [str(head) for head in named if head not in there]:
         raise HarnessError(f"--heads: {run} has no head {', '.join(lost)}; it has {min(there)}..{max(there)}")
-    work = RESULTS / f".{name}.{os.getpid()}.partial"
+    return _moved(run, work, target, lambda: _write(run, work, rows, named, slots, manifest))
+
+
+def _moved(run: Path, work: Path, target: Path, write: Callable[[], None]) -> Path:
     try:
         work.mkdir(parents=True)
-        _write(run, work, rows, named, slots, manifest)
+        write()
         if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
             raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; name fewer --heads or --slots")
         os.rename(work, target)
@@ -76,8 +87,9 @@ def finished(run: Path) -> dict[str, Any]:
     manifest = read_json(run / "manifest.json")
     if manifest is None:
         raise HarnessError(f"{run}: no finished run (it has no manifest.json)")
-    if lost := [name for name in (*COPIED, "flushes.parquet") if not (run / name).is_file()]:
-        raise HarnessError(f"{run}: not a drift run, it has no {', '.join(lost)}")
+    wanted = COPIED if (run / "flushes.parquet").is_file() else ("config.yaml", "summary.json")
+    if lost := [name for name in wanted if not (run / name).is_file()]:
+        raise HarnessError(f"{run}: incomplete, it has no {', '.join(lost)}")
     if manifest.get("identity", {}).get("source") != source_digest():
         raise HarnessError(f"{run}: stale, made by other source than this; run it again")
     return manifest
@@ -98,8 +110,19 @@ def _write(
     _save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
     for name in ("summary.json", "drift.png"):
         shutil.copyfile(run / name, work / name)
+    _describe(run, work, manifest, {"heads": named, "slots": shown, "quantiles": Q, "bits": BITS})
+
+
+def _write_whole(run: Path, work: Path, manifest: dict[str, Any]) -> None:
+    for path in sorted(run.glob("*.parquet")):
+        _save(copied.rounded(_read(path)), work / path.name)
+    copied.copy_others(run, work)
+    _describe(run, work, manifest, {"bits": copied.BITS})
+
+
+def _describe(run: Path, work: Path, manifest: dict[str, Any], how: dict[str, Any]) -> None:
     manifest.pop("host", None)
-    manifest["published"] = {"heads": named, "slots": shown, "quantiles": Q, "bits": BITS, "run": run.resolve().name}
+    manifest["published"] = how | {"run": run.resolve().name}
     write_json(work / "manifest.json", anonymous(manifest))
     text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()
     (work / "config.yaml").write_text("\n".join(anonymous(text)) + "\n", encoding="utf-8")
@@ -178,18 +201,6 @@ def shortened(x: np.ndarray) -> np.ndarray:
     rounded = kept.view(np.float32)
     # the largest number must not become inf, nor the smallest zero: both would say something else
     return np.where(np.isfinite(rounded) & ((rounded != 0) | (x == 0)), rounded, x)
-
-
-def anonymous(value: Any) -> Any:
-    """value with every absolute path in it cut to its last part: results_dir=/a/b becomes results_dir=b."""
-    if isinstance(value, dict):
-        return {key: anonymous(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [anonymous(x) for x in value]
-    if not isinstance(value, str):
-        return value
-    # a path begins the string, or follows what can stand before one in an argument or a line of YAML
-    return re.sub(r"(^|[\s=\[,'\"])~?/(?=[^\s/])(?:[^/,'\"\]]+/)*([^/,'\"\]]*)/?", r"\1\2", value)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,7 +16,7 @@ import yaml
 from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Conventions, Dot, Dots, Rounding, Sites
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import parse as parse_inverse
 from harness.ring import RingSpec
 
 CONFIGS = next(p for p in (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs") if p.is_dir())
@@ -35,7 +35,7 @@ class VariantSpec:
     fold: str = "product"  # product of stored d; replay of raw records; snapshot: each draft's own state
     gate_record: str = "per_token"  # or cumulative since the last fold
     history_read: str = "sum"  # of two-part records a verify reads hi, or the sum
-    inverse: str = "substitution"  # a name of harness.reference.inverse.INVERSES
+    inverse: str = "substitution"  # as harness.reference.inverse spells it: doubling, neumann/3, newton/2r, ...
     flush_at: int | None = None  # null: the run's
     fold_when: str | None = None  # null: the run's
     fold_current: bool = False  # window 1 only: a flush folds the token at hand too, unrounded
@@ -49,11 +49,11 @@ class VariantSpec:
             "fold": ("product", "replay", "snapshot"),
             "gate_record": ("per_token", "cumulative"),
             "history_read": ("hi", "sum"),
-            "inverse": tuple(INVERSES),
         }
         for key, allowed in choices.items():
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}")
+        parse_inverse(f"variant {self.name}: inverse", self.inverse)
         if self.flush_at is not None and (type(self.flush_at) is not int or self.flush_at < 1):
             raise ConfigError(f"variant {self.name}: flush_at: {self.flush_at!r} is not a count of 1 or more")
         if self.fold_when not in (None, "next", "commit"):

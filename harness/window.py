@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions, Dot
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.tokens import Shape, Tokens, on_device
 
 
@@ -195,7 +195,7 @@ class Windows:
 
         def compute() -> Tensor:
             A = self.scores(a)[0]
-            return INVERSES[inverse].form(A.view(-1, self.m, self.m), a).view(A.shape)
+            return inverse_of(inverse).form(A.view(-1, self.m, self.m), a).view(A.shape)
 
         s = a.sites
         key = ("formed", inverse, s.gate, a.decay, s.key, s.gram, s.inverse, a.dots.gram, a.dots.inverse, a.conventions)

@@ -83,7 +83,8 @@ def test_the_residual_is_that_of_the_designs_own_matrices(name: str) -> None:
     expected = np.abs(np.tril((np.eye(9) + A) @ T - np.eye(9), -1)).max((-1, -2))
     close("residual", residual(ready, low, name), expected, 1e-15)
     assert expected.max() > 1e-4
-    assert residual(ready, EXACT, name).max() < 1e-13
+    # a truncated series is seen for what it is
+    assert (residual(ready, EXACT, name).max().item() < 1e-13) is (inverse.INVERSES[name].order >= 8)
 
 
 def operator(A: np.ndarray, k: np.ndarray, beta: np.ndarray, G: np.ndarray, T: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ def test_the_default_arms_ship() -> None:
 
 MISTAKES = """
     colour=red name=other 7=x verify=chunked fold=never fold=snapshot gate_record=sum history_read=lo
-    inverse=neumann inverse=[doubling] sites=bf16 sites= sites.checkpiont=bf16 sites.checkpoint=bf61
+    inverse=cramer inverse=neumann/0 inverse=[doubling] sites=bf16 sites= sites.checkpiont=bf16 sites.checkpoint=bf61
     sites.default=half sites.key=bf16:stochastic dots=[ieee] dots.folds=ieee dots.fold=fp32 dots.default=3
     conventions=1 conventions.norm=l1 conventions.beta=bf17
     sites.default=bf16:stochastic conventions.beta=bf16:stochastic conventions.eps=-1.0 conventions.eps_at=nowhere

@@ -8,7 +8,7 @@ from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot
 from harness.compiled.common import CODES, FLAGS
 from harness.compiled.exponential import FAST
 from harness.compiled.rounding import code
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.variants import VariantSpec
 
 
@@ -91,7 +91,7 @@ def flags(spec: VariantSpec, a: Arithmetic) -> np.ndarray:
         "read_low": spec.history_read == "sum",
         "cumulative": spec.gate_record == "cumulative",
         "exact": a.sites.decay.exact,
-        "explicit": INVERSES[spec.inverse].explicit,
+        "explicit": inverse_of(spec.inverse).explicit,
         "two_parts": a.dots.state.left.parts == 2,
         "raw": spec.fold == "replay",
         "replay": spec.fold == "replay",

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.arithmetic import Arithmetic, Dot
 from harness.compiled.measure import products
 from harness.compiled.rounding import code
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.window import Windows, normalise, products_key
 
 
@@ -55,7 +55,7 @@ def given(windows: Windows, a: Arithmetic, inverse: str) -> Given:
     def compute() -> Given:
         take_products(windows, a, a.dots.gram)
         X = windows.formed(a, inverse)
-        if INVERSES[inverse].explicit and not a.dots.solve.right.keeps(a.sites.inverse):
+        if inverse_of(inverse).explicit and not a.dots.solve.right.keeps(a.sites.inverse):
             X = a.dots.solve.right(X, of=a.sites.inverse)
         F = windows.scores(a)[1]
         F = F if a.dots.output.right.keeps(a.sites.gram) else a.dots.output.right(F, of=a.sites.gram)

@@ -5,4 +5,6 @@ EXPERIMENTS = {
     "bench": "harness.experiments.bench:run",
     "probe": "harness.experiments.probe:run",
     "oracle": "harness.experiments.oracle:run",
+    "window_operator": "harness.experiments.window_operator:run",
+    "conditioning": "harness.experiments.conditioning:run",
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Operand
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.window import Windows
 
 
@@ -53,7 +53,7 @@ def window_steps(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowSt
         score = windows.memo(("read kq", two, of, a.conventions), lambda: two.rhs(kq, of))
         formed = windows.formed(a, inverse)
         # a solve on the right-hand side has no product R T' to read operands for
-        explicit = INVERSES[inverse].explicit
+        explicit = inverse_of(inverse).explicit
         X = a.dots.solve.rhs(formed.mT.contiguous(), a.sites.inverse) if explicit else (formed,)
         F = a.dots.output.rhs(windows.scores(a)[1].mT.contiguous(), a.sites.gram)
         square = (W, N, m, m)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import EXACT, Arithmetic, Operand, Rounding
-from harness.reference.inverse import INVERSES
+from harness.reference.inverse import inverse_of
 from harness.reference.steps import TokenStep, WindowStep
 
 
@@ -37,7 +37,7 @@ def window(C: Operand, history: History | None, step: WindowStep, inverse: str, 
     if history is not None:
         hw = with_history(hw, history, step.kq_score, a)
     R = a.sites.rhs(torch.addcmul(step.v, step.eR, hw[..., :m], value=-1).mul_(step.beta))
-    method = INVERSES[inverse]
+    method = inverse_of(inverse)
     if method.solve is None:
         D = a.dots.solve(a.dots.solve.lhs(R, a.sites.rhs), step.X)
     else:

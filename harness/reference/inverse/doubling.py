@@ -7,23 +7,18 @@ Source: arXiv 2505.19488; failures in tenstorrent/tt-metal#54813, MoonshotAI/Fla
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic
+from harness.reference.inverse.product import identity, product
 
 
 def inverse(A: Tensor, a: Arithmetic) -> Tensor:
     """T from A [N, m, m] strictly lower; products as dots.inverse, each stored at site `inverse`."""
-    dot, r = a.dots.inverse, a.sites.inverse
-
-    def product(x: Tensor, y: Tensor) -> Tensor:
-        return r(dot(dot.lhs(x, r), dot.rhs(y, r)))
-
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    power, T, reached = r(A), r(eye - A), 2
+    r = a.sites.inverse
+    power, T, reached = r(A), r(identity(A) - A), 2
     while reached < A.shape[-1]:
-        power = product(power, power)
-        T = r(T + product(T, power))
+        power = product(power, power, a)
+        T = r(T + product(T, power, a))
         reached *= 2
     return T
