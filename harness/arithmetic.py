@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import ConfigError
+from harness.exponential import fast_exp
 from harness.precision import FORMATS, MODES, narrow, round_to
 
 
@@ -273,13 +274,28 @@ class Arithmetic:
     sites: Sites = Sites()
     dots: Dots = Dots()
     conventions: Conventions = Conventions()
+    exp: str = "rounded"  # e^x of log decays in fp32: rounded once, or fast, as a GPU has it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.sites, self.dots, self.conventions)))
+        object.__setattr__(self, "_hash", hash((self.sites, self.dots, self.conventions, self.exp)))
 
     def __hash__(self) -> int:
         # asked for at every step: the parts are hashed once
         return self._hash  # type: ignore[attr-defined]
+
+    @property
+    def fast(self) -> bool:
+        """Whether e^x is the fast exponential: where decays are fp32, as that has no other format."""
+        return self.exp == "fast" and self.sites.decay.native
+
+    @property
+    def decay(self) -> tuple[Rounding, bool]:
+        """All that e^x of a log decay depends on."""
+        return self.sites.decay, self.fast
+
+    def exponential(self, x: Tensor) -> Tensor:
+        """e^x of log decays at site `decay`."""
+        return self.sites.decay(fast_exp(x) if self.fast else x.exp())
 
     def shown(self) -> dict[str, str]:
         """Site and product -> spelling, for manifests."""

@@ -111,7 +111,7 @@ class Config:
     )
     reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
     backend: Any = "auto"  # emulated | triton | auto: triton on a GPU where there is a kernel; or a list to compare
-    exp: str = "fast"  # e^g in Triton kernels: fast, as tl.exp makes it | rounded: once, from fp64
+    exp: str = "fast"  # e^g where decays are fp32: fast, as tl.exp has it on a GPU | rounded: once, from fp64
     engine: str = "auto"  # of emulated designs: torch (readable, any device) | compiled (CPU) | auto
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core

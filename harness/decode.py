@@ -26,6 +26,7 @@ from harness.precision import FORMATS
 from harness.tokens import Shape, Tokens, on_device
 
 BLOCK = 1024
+AHEAD = 2  # blocks that are drawn on the CPU beside the one at work
 
 
 class Stream:
@@ -86,7 +87,8 @@ class Stream:
                 self._recent.popitem(last=False)
             self._recent[b] = self._finish(self._true(b), b * BLOCK)
             if self.generator.lookup:
-                self._begin(b + 1)
+                for n in range(1, AHEAD + 1):
+                    self._begin(b + n)
         return self._recent[b]
 
     def tokens(self, start: Tensor, count: int) -> Tokens:
@@ -144,11 +146,12 @@ class Stream:
         for b in needed:
             block = self.block(b)
             slot, at = np.nonzero(t // BLOCK == b)
-            s, to, of = on_device(self.device, slot, at, t[slot, at] - b * BLOCK)
+            of, to = on_device(self.device, slot * BLOCK + t[slot, at] - b * BLOCK, slot * count + at)
             read = [getattr(block, f.name) for f in fields(Tokens)]
             out = out or [x.new_empty(len(starts), count, *x.shape[2:]) for x in read]
             for x, y in zip(read, out, strict=True):
-                y[s, to] = x[s, of]
+                # whole rows, as an index over two axes moves number by number
+                y.flatten(0, 1).index_copy_(0, to, x.flatten(0, 1).index_select(0, of))
         return Tokens(*out)
 
     def _begin(self, b: int) -> None:

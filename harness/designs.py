@@ -22,11 +22,11 @@ def designs(config: Config, device: str = "cpu") -> list[Emulated]:
     for i, backend in enumerate(backends(config)):
         for name in config.variants:
             spec = load(name)
-            arithmetic = spec.arithmetic(config.precision)
+            arithmetic = replace(spec.arithmetic(config.precision), exp=config.exp)
             label = spec if i == 0 else replace(spec, name=f"{spec.name}@{backend}")
             triton, ring = triton_of(spec, arithmetic, backend, device), spec.ring(config.ring)
             if triton:
-                made.append(triton(label, ring, arithmetic, exp=config.exp))
+                made.append(triton(label, ring, arithmetic))
             else:
                 made.append(engine_of(config, spec, arithmetic, device)(label, ring, arithmetic))
     return made

@@ -6,13 +6,14 @@ They are made by the process that first asks for them, as a fork inherits a pool
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 _made: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
@@ -32,6 +33,21 @@ def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], lis
         _made[mine] = ThreadPoolExecutor(max(1, cores() - 1), "harness", torch.set_num_threads, (1,))
     futures = [_made[mine].submit(task) for task in tasks]
     return lambda: [future.result() for future in futures]
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items of an iterator, the next one made by a thread while this one is used."""
+    mode = torch.is_inference_mode_enabled()
+
+    def following() -> list[T]:
+        with torch.inference_mode(mode):
+            return list(islice(items, 1))
+
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        coming = thread.submit(following)
+        while item := coming.result():
+            coming = thread.submit(following)
+            yield item[0]
 
 
 def pieces(n: int, count: int) -> list[slice]:

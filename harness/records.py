@@ -43,7 +43,8 @@ CONDITIONING = (
     + tuple(f"interval_{name}" for name in ("cond2", "condinf", "skeel", "max_power"))
     + ("interval_gate_span",)
 )
-METRICS = ERRORS + CONDITIONING
+BOUND = "oracle_bound"  # at least ||S_hat - S||_F / ||S||_F of the oracle itself
+METRICS = (*ERRORS, *CONDITIONING, BOUND)
 PENDING = 16  # blocks of one variant between the decode and the disk
 
 TEXT = pa.dictionary(pa.int32(), pa.string())

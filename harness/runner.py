@@ -7,13 +7,14 @@ Memory does not grow with the decode: a block of steps is generated, decoded, me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness import pool
 from harness.arithmetic import Conventions
 from harness.arms import Arm, decode_block
 from harness.conditioning import Found, begin_conditioning, begin_inner, has_operator
@@ -37,7 +38,7 @@ PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
 CACHE_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
 # of all that a block holds on a device, where more steps share one bookkeeping: little beside the states and tokens
-DEVICE_BYTES = 4 << 30
+DEVICE_BYTES = 8 << 30
 
 
 @dataclass
@@ -57,8 +58,8 @@ class Now:
     windows: Windows
     pieces: Pieces | None
     intervals: Intervals
-    keys: dict[str, np.ndarray]
     begun: Begun
+    keys: dict[str, np.ndarray] = field(default_factory=dict)  # what every design's rows begin with
 
 
 class Runner:
@@ -85,23 +86,17 @@ class Runner:
 
     def run(self, progress: Callable[[int], None] = lambda tokens: None) -> Iterator[list[Rows]]:
         """Yield the rows of one block after the other; progress(committed tokens, all slots) after each."""
-        decode, B = self.config.decode, self.config.decode.slots
+        decode = self.config.decode
         arms, oracles = self._start(progress)
-        oracle_since, left = SinceLast(B), np.zeros(B, dtype=np.int64)
-        schedule = Schedule(decode, self.config.acceptance, self.grid, decode.prefill, decode.tokens)
-        for block in schedule.blocks(self.block_steps):
-            windows = block.windows(self.stream, self.shape)
-            pieces = block.pieces(self.stream, self.shape)
-            begun = self._begin(windows, pieces, arms)
-            truth = {c: self._truth(oracle, pieces) for c, oracle in oracles.items()}
-            intervals = Intervals(left, block, self.stream.device)
-            left = intervals.left
-            keys = self._keys(block, next(iter(truth.values())))
-            now = Now(block, windows, pieces, intervals, keys, begun)
+        oracle_since = SinceLast(decode.slots)
+        # a device decodes while the next block is made ready
+        for now in pool.ahead(self._given(arms)) if self.device == "cuda" else self._given(arms):
+            truth = {c: self._truth(oracle, now.pieces) for c, oracle in oracles.items()}
+            now.keys = self._keys(now.block, next(iter(truth.values())))
             # first of all, as it leaves products behind that others share
             rows = [self._arm_rows(now, arm, truth[arm.reference]) for arm in arms]
-            rows.insert(0, self._oracle_rows(now, oracle_since))
-            progress(int(block.accepted.sum()))
+            rows.insert(0, self._oracle_rows(now, oracle_since, [t.bound for t in truth.values()]))
+            progress(int(now.block.accepted.sum()))
             yield [r for r in rows if r]
 
     # --- decoding ---------------------------------------------------------------------------------------------
@@ -141,6 +136,19 @@ class Runner:
             self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
         )
 
+    def _given(self, arms: list[Arm]) -> Iterator[Now]:
+        """One block after the other, as far as it depends on no design's or oracle's state."""
+        decode = self.config.decode
+        left = np.zeros(decode.slots, dtype=np.int64)
+        schedule = Schedule(decode, self.config.acceptance, self.grid, decode.prefill, decode.tokens)
+        for block in schedule.blocks(self.block_steps):
+            windows = block.windows(self.stream, self.shape)
+            pieces = block.pieces(self.stream, self.shape)
+            begun = self._begin(windows, pieces, arms)
+            intervals = Intervals(left, block, self.stream.device)
+            left = intervals.left
+            yield Now(block, windows, pieces, intervals, begun)
+
     def _begin(self, windows: Windows, pieces: Pieces | None, arms: list[Arm]) -> Begun:
         # an interval longer than one piece has no matrix of its own here
         whole = pieces is not None and ((pieces.points >= 0) | (pieces.windows.lengths == 0)).all()
@@ -156,7 +164,7 @@ class Runner:
     def _truth(self, oracle: Oracle, pieces: Pieces | None) -> Truth:
         if pieces is None:
             nothing = oracle.S[:, :0, :, 0]
-            return Truth(oracle.S[None][:0], nothing, nothing)
+            return Truth(oracle.S[None][:0], nothing, nothing, np.empty((0, *oracle.S.shape[:2])))
         return oracle.advance(pieces.windows, pieces.points)
 
     # --- rows -------------------------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ class Runner:
             "zero_state": ~some.reshape(-1),
         }
 
-    def _oracle_rows(self, now: Now, since: SinceLast) -> Rows | None:
+    def _oracle_rows(self, now: Now, since: SinceLast, bounds: list[np.ndarray]) -> Rows | None:
         names = ("cond2", "condinf", "skeel", "max_power", "gate_span")
         block, begun = now.block, now.begun
         worst = since.add(begun.windows(), block.lengths > 0, block.points)
@@ -186,6 +194,8 @@ class Runner:
         rows: dict[str, Any] = dict(now.keys)
         rows |= dict(zip(names, flat(worst).T, strict=True))
         rows["backend"] = np.full(len(rows["slot"]), "fp64", dtype=object)
+        # of the references in use the one that is least certain
+        rows["oracle_bound"] = flat(np.max(bounds, 0)[block.grid.point, block.grid.slot])
         inside = flat(begun.pieces()[block.grid.point, block.grid.slot]) if begun.pieces else None
         for i, name in enumerate(names):
             # masked: not computed
@@ -245,4 +255,4 @@ def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
     # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
     step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
-    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 256))
+    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 512))

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.laws import fit_slots
 from harness.provenance import plain
-from harness.records import CONDITIONING, ORACLE, group_quantiles, recorded
+from harness.records import BOUND, CONDITIONING, ORACLE, group_quantiles, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,8 @@ def summarise(rows: pd.DataFrame, null: str = "null_arm") -> dict[str, Any]:
     the first token count and stage, zeros per error, `end` {median, max} over slots, heads and the last
     tenth of the flushes, `law` of the served and the kept error, the head that is worst at the end, and
     `ratio`, end median over that of the `null` variant. NaN ranks above inf. `oracle` holds, per condition
-    measure, the largest number and the count of NaN.
+    measure, the largest number and the count of NaN; `oracle_bound` the largest certified relative error of the
+    oracle itself {max, slot, head, tokens}, None in rows without it.
     """
     parts = {str(name): part for name, part in rows.groupby("variant", observed=True, sort=False)}
     for part in parts.values():
@@ -57,7 +58,14 @@ def summarise(rows: pd.DataFrame, null: str = "null_arm") -> dict[str, Any]:
                 nan = np.isnan(values)
                 top = _highest(values[~nan]) if not nan.all() else float("nan")
                 oracle[column] = {"max": top, "nan": int(nan.sum())}
-    return plain({"null": null if floor is not None else None, "variants": variants, "oracle": oracle})
+    return plain(
+        {
+            "null": null if floor is not None else None,
+            "variants": variants,
+            "oracle": oracle,
+            "oracle_bound": _bound(parts.get(ORACLE)),
+        }
+    )
 
 
 def _variant(rows: pd.DataFrame, name: str) -> dict[str, Any]:
@@ -90,6 +98,13 @@ def _variant(rows: pd.DataFrame, name: str) -> dict[str, Any]:
         worst = rows.iloc[np.flatnonzero(last)[np.argsort(tail, kind="stable")[-1]]]
         entry["worst"] = {key: int(worst[key]) for key in ("slot", "head", "tokens")}
     return entry
+
+
+def _bound(rows: pd.DataFrame | None) -> dict[str, Any] | None:
+    if rows is None or not recorded(rows, ORACLE, BOUND):
+        return None
+    worst = rows.iloc[np.argsort(rows[BOUND].to_numpy(float), kind="stable")[-1]]
+    return {"max": float(worst[BOUND])} | {key: int(worst[key]) for key in ("slot", "head", "tokens")}
 
 
 def _middle(values: np.ndarray) -> float:
@@ -133,6 +148,8 @@ def table(summary: dict[str, Any], where: str = "") -> Table:
         pairs = [("cond₂", "cond2"), ("Skeel", "skeel"), ("max|A|^p", "max_power")]
         found = [f"{text} {float(summary['oracle'][k]['max']):.3g}" for text, k in pairs if k in summary["oracle"]]
         lines.append(f"I+A of the windows, at most: {', '.join(found)}")
+    if (bound := summary.get("oracle_bound")) is not None:
+        lines.append(f"the oracle itself is within {float(bound['max']):.1e} of the exact state, certified")
     drawn.caption = "\n".join(lines + ([where] if where else []))
     return drawn
 

@@ -7,7 +7,7 @@ computed before can be named. A log decay of -inf is a reset and no fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def watched(a: Arithmetic, log: Log) -> Arithmetic:
 
     sites = Sites(**{s: copy(getattr(a.sites, s), WatchedRounding, s) for s in SITES})
     dots = Dots(**{p: copy(getattr(a.dots, p), WatchedDot, f"dot.{p}") for p in PRODUCTS})
-    return Arithmetic(sites, dots, a.conventions)
+    return replace(a, sites=sites, dots=dots)
 
 
 def first_nonfinite(

@@ -75,7 +75,7 @@ class Windows:
         lanes = np.arange(self.m)[None, None, :] >= lengths[..., None]
         if lanes.any():
             padded = on_device(tokens.g.device, lanes)[0][:, :, None]
-            for x in (self.k, self.q, self.v, self.g, self.beta):
+            for x in self._lanes():
                 x.masked_fill_(padded if x.ndim == 4 else padded[..., None], 0.0)
         self._memo: dict[tuple[Any, ...], Any] = {}
 
@@ -84,8 +84,24 @@ class Windows:
 
     def only(self, lengths: np.ndarray) -> Windows:
         """The same windows cut to shorter lengths [W, B], nothing computed yet."""
-        tokens = Tokens(*(x.transpose(2, 3) for x in (self.q, self.k, self.v, self.g, self.beta)))
+        tokens = Tokens(*(x.transpose(2, 3) for x in self._lanes()))
         return Windows(tokens, lengths, self.shape)
+
+    def room(self, W: int, m: int) -> Windows:
+        """Windows of the same slots with room for W steps of m lanes, all idle."""
+        parts = (x.new_zeros(W, self.B, m, *x.shape[2:3], *x.shape[4:]) for x in self._lanes())
+        return Windows(Tokens(*parts), np.zeros((W, self.B), dtype=self.lengths.dtype), self.shape)
+
+    def take(self, other: Windows) -> None:
+        """Hold the windows of another with no more steps and lanes; nothing computed yet, the rest idle."""
+        for mine, new in zip(self._lanes(), other._lanes(), strict=True):
+            mine.zero_()[: other.W, :, :, : other.m] = new
+        self.lengths = np.zeros_like(self.lengths)
+        self.lengths[: other.W] = other.lengths
+        self._memo.clear()
+
+    def _lanes(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.g, self.beta
 
     def memo(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Compute once per batch and key; the key names every part of the arithmetic that the value depends on."""
@@ -119,7 +135,7 @@ class Windows:
 
     def token_decays(self, a: Arithmetic) -> Tensor:
         """e^{g_i}, [W, B, HV, m]."""
-        return self.memo(("eg", a.sites.gate, a.sites.decay), lambda: a.sites.decay(self.gates(a)[0].exp()))
+        return self.memo(("eg", a.sites.gate, a.decay), lambda: a.exponential(self.gates(a)[0]))
 
     def decays(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
         """e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m], zero above the diagonal."""
@@ -133,9 +149,9 @@ class Windows:
                 # as kernels do: the difference of two rounded sums, masked before exp
                 above = torch.ones(self.m, self.m, dtype=torch.bool, device=g.device).triu(1)
                 E = r(G[..., :, None] - G[..., None, :]).masked_fill(above, -torch.inf)
-            return r(G.exp()), r(E.exp())
+            return a.exponential(G), a.exponential(E)
 
-        return self.memo(("decays", a.sites.gate, a.sites.decay), compute)
+        return self.memo(("decays", a.sites.gate, a.decay), compute)
 
     def before(self, a: Arithmetic) -> tuple[Tensor, Tensor]:
         """Decays of what token i's error is taken against: e^{G_i} [.., m] and e^{G_i-G_j} [.., m, m].
@@ -149,7 +165,7 @@ class Windows:
                 return eG, E
             return torch.cat((torch.ones_like(eG[..., :1]), eG[..., :-1]), -1), E.roll(1, -2)
 
-        return self.memo(("before", a.sites.gate, a.sites.decay, a.conventions), compute)
+        return self.memo(("before", a.sites.gate, a.decay, a.conventions), compute)
 
     def products(self, a: Arithmetic, dot: Dot) -> Tensor:
         """k_hat_i . k_hat_j, then q_hat_i . k_hat_j, [W, B, H, 2m, m], as `dot` computes them."""
@@ -172,7 +188,7 @@ class Windows:
             return a.sites.gram(A), a.sites.gram(E * both[..., self.m :, :])
 
         s, c = a.sites, a.conventions
-        return self.memo(("scores", s.gate, s.decay, s.key, s.gram, a.dots.gram, c), compute)
+        return self.memo(("scores", s.gate, a.decay, s.key, s.gram, a.dots.gram, c), compute)
 
     def formed(self, a: Arithmetic, inverse: str) -> Tensor:
         """What the inverse makes of A before the right-hand side is known, [W, B, HV, m, m]."""
@@ -182,7 +198,7 @@ class Windows:
             return inverse_of(inverse).form(A.view(-1, self.m, self.m), a).view(A.shape)
 
         s = a.sites
-        key = ("formed", inverse, s.gate, s.decay, s.key, s.gram, s.inverse, a.dots.gram, a.dots.inverse, a.conventions)
+        key = ("formed", inverse, s.gate, a.decay, s.key, s.gram, s.inverse, a.dots.gram, a.dots.inverse, a.conventions)
         return self.memo(key, compute)
 
     def stored(self, a: Arithmetic, name: str) -> Tensor:

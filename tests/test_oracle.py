@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,7 @@ from harness.arithmetic import Conventions
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
 from harness.families import FAMILIES
+from harness.reference import exact
 from harness.reference.oracle import PIECE, Oracle
 from harness.ring import RingSpec
 from harness.schedule import Schedule
@@ -20,6 +20,7 @@ from harness.tokens import Shape, Tokens
 # a few hundred fp64 operations on numbers of size 1: an oracle looser than this would blur 1e-12 identities
 TOL = 1e-13
 RESETS = (-160.0, -np.inf)
+FIFTY = 166  # bits of fifty digits
 ENGINES = pytest.mark.parametrize("engine", MAKERS)
 
 
@@ -51,6 +52,34 @@ def test_the_oracle_is_the_loop(counts: tuple[int, int], engine: str) -> None:
         close("d", truth.d[slot, :n], writes, TOL)
 
 
+def test_pieces_made_up_to_a_tape_are_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults: what the block before left behind in lanes and pieces that this one has not; a state that is put where a
+    point is when none was asked for; windows of the block before, remembered."""
+    monkeypatch.setattr("harness.reference.oracle.on_cpu", lambda x: False)
+    rng = np.random.default_rng(4)
+    tokens, initial = draw(rng, 2, 60), start(rng, 2)
+    oracle = Oracle(SHAPE, initial, maker=MAKERS["torch"])
+    loops = [recurrence(initial[b], tokens.map(lambda x, b=b: x[b])) for b in range(2)]
+    done, tapes = np.zeros(2, dtype=int), set()
+    for cuts in (((7, 6), (0, 5), (8, 0)), ((3, 5),), ((6, 2), (1, 6), (0, 3), (5, 5)), ((7, 1),)):
+        sizes = np.array(cuts)
+        begins = done + sizes.cumsum(0) - sizes
+        at = torch.from_numpy(np.minimum(begins[..., None] + np.arange(sizes.max()), 59))
+        pieces = tokens.map(lambda x, at=at: x[torch.arange(2)[None, :, None], at])
+        points = np.where(sizes > 0, (sizes > 0).cumsum(0) - 1, -1)
+        truth = oracle.advance(windows(pieces, sizes), points)
+        for p, b in zip(*np.nonzero(sizes), strict=True):
+            end = begins[p, b] + sizes[p, b]
+            close(f"S of {b} at {end}", truth.S[points[p, b], b], loops[b][0][end], TOL)
+        for b, n in enumerate(sizes.sum(0)):
+            close("o", truth.o[b, :n], loops[b][1][done[b] : done[b] + n], TOL)
+            close("d", truth.d[b, :n], loops[b][2][done[b] : done[b] + n], TOL)
+        done += sizes.sum(0)
+        tapes.add(id(oracle._tape))
+    # 1 to 4 pieces of 5 to 8 lanes share one
+    assert len(tapes) == 1
+
+
 @ENGINES
 def test_slots_advance_on_their_own(engine: str) -> None:
     """Faults: a slot without a piece moved, or its state put in another's place; a second call on old states."""
@@ -67,28 +96,6 @@ def test_slots_advance_on_their_own(engine: str) -> None:
         close("S", oracle.S, np.stack(truth), TOL)
 
 
-def exact(S: np.ndarray, t: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence in 50 digits; S [HV, V, K] -> the last state and o [T, HV, V], rounded to fp64 at the end."""
-    with mpmath.workdps(50):
-        number = np.vectorize(mpmath.mpf, otypes=[object])
-        S = number(S)
-        HV, V, K = S.shape
-        q, k, v, g, beta = (number(getattr(t, n).numpy()) for n in ("q", "k", "v", "g", "beta"))
-        outputs, eps = [], mpmath.mpf(10) ** -6
-        for i in range(len(g)):
-            o = np.empty((HV, V), object)
-            for h in range(HV):
-                key = h // (HV // k.shape[1])
-                k_hat = k[i, key] / mpmath.sqrt((k[i, key] ** 2).sum() + eps)
-                q_hat = q[i, key] / mpmath.sqrt((q[i, key] ** 2).sum() + eps) / mpmath.sqrt(K)
-                S[h] = S[h] * mpmath.exp(g[i, h])
-                d = beta[i, h] * (v[i, h] - S[h] @ k_hat)
-                S[h] = S[h] + np.outer(d, k_hat)
-                o[h] = S[h] @ q_hat
-            outputs.append(o)
-        return S.astype(float), np.stack(outputs).astype(float)
-
-
 @ENGINES
 @pytest.mark.parametrize("kind", ["ordinary", "small keys", "resets", "one key"])
 def test_oracle_and_loop_against_fifty_digits(kind: str, engine: str) -> None:
@@ -101,7 +108,8 @@ def test_oracle_and_loop_against_fifty_digits(kind: str, engine: str) -> None:
         tokens.k[:] = tokens.k[0].clone()
         tokens.g[:], tokens.beta[:] = -1e-5, 0.9997
     initial = start(rng, 1, shape)
-    S, o = exact(initial[0].numpy(), tokens)
+    gold = exact.decode(initial[0], tokens, FIFTY)
+    S, o = gold.nearest("S")[0], gold.nearest("o")
     states, outputs, _ = recurrence(initial[0], tokens)
     close("S of the loop", states[-1], S, TOL)
     close("o of the loop", outputs, o, TOL)

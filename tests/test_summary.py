@@ -100,6 +100,27 @@ def test_table_fits_a_terminal_worst_first(rows):
     assert any("50 of 800 rows not finite" in line for line in lines)
 
 
+def test_the_bound_of_the_oracle_is_its_largest(rows):
+    """Fault: a certificate quoted where it is best, a NaN or an infinity passed over, one made up."""
+
+    def printed(summary: dict) -> str:
+        console = Console(file=io.StringIO(), width=80)
+        console.print(table(summary))
+        return console.file.getvalue()
+
+    summary = summarise(rows)
+    assert summary["oracle_bound"] is None and "certified" not in printed(summary)
+    mine = rows["variant"] == "oracle"
+    rows["oracle_bound"] = np.where(mine, 1e-12, np.nan)
+    at = rows.index[mine][37]
+    for value, text in ((3.21e-10, "3.2e-10"), (np.inf, "inf"), (np.nan, "nan")):
+        rows.loc[at, "oracle_bound"] = value
+        summary = summarise(rows)
+        assert float(summary["oracle_bound"]["max"]) == pytest.approx(value, nan_ok=True)
+        assert (summary["oracle_bound"]["head"], summary["oracle_bound"]["tokens"]) == (1, 100)
+        assert f"within {text} of the exact state" in " ".join(printed(summary).split())
+
+
 def test_error_text():
     """Fault: an exact zero, an absent metric and a failure look alike."""
     texts = [error_text(x) for x in (1.23e-7, 0.0, float("nan"), float("inf"), float("-inf"))]

@@ -6,6 +6,7 @@ import numpy as np
 
 from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot
 from harness.compiled.common import CODES, FLAGS
+from harness.compiled.exponential import FAST
 from harness.compiled.rounding import code
 from harness.reference.inverse import inverse_of
 from harness.variants import VariantSpec
@@ -36,6 +37,7 @@ def codes(a: Arithmetic) -> np.ndarray:
     s, d = a.sites, a.dots
     high = s.store_k_hat if s.store_k_hat.parts == 1 else EXACT
     operand = s.checkpoint if s.state_operand.keeps(s.checkpoint) else s.state_operand
+    fast = np.array([FAST, 0, 0, 0, 0, 0])
     kept = s.step if s.snapshot.keeps(s.step) else s.snapshot
     table = {
         "key": code(s.key),
@@ -44,6 +46,7 @@ def codes(a: Arithmetic) -> np.ndarray:
         "state_right": code(d.state.right, s.key),
         "state_acc": code(d.state.accumulate),
         "decay": code(s.decay),
+        "exp": fast if a.fast else code(s.decay),
         "score_left": code(d.history_score.left, high),
         "score_key": code(d.history_score.right, s.key),
         "score_acc": code(d.history_score.accumulate),

@@ -16,6 +16,7 @@ from harness.compiled.common import (
     CUMULATE,
     DECAY,
     EXACT_DECAYS,
+    EXP,
     F1,
     F2,
     F3,
@@ -33,6 +34,7 @@ from harness.compiled.common import (
     SCORE_LEFT,
     compiled,
 )
+from harness.compiled.exponential import exp_one
 from harness.compiled.rounding import EXACT, FP32, round_one, round_rows
 
 FEW = 4  # rows of a state that pass all roundings of a fold while they are in cache
@@ -47,8 +49,8 @@ def history_decays(g, base, n, flags, c, W):
     if flags[CUMULATE]:
         last = g[(base + n - 1) & mask, 0]
         for j in range(n):
-            W[j] = round_one(math.exp(round_one(last - g[(base + j) & mask, 0], c[DECAY])), c[DECAY])
-        return round_one(math.exp(last), c[DECAY])
+            W[j] = exp_one(round_one(last - g[(base + j) & mask, 0], c[DECAY]), c[EXP])
+        return exp_one(last, c[EXP])
     if flags[EXACT_DECAYS]:
         after = 0.0
         for j in range(n - 1, -1, -1):
@@ -61,8 +63,8 @@ def history_decays(g, base, n, flags, c, W):
         W[j] = round_one(total, c[DECAY])
     last = W[n - 1]
     for j in range(n):
-        W[j] = round_one(math.exp(round_one(last - W[j], c[DECAY])), c[DECAY])
-    return round_one(math.exp(last), c[DECAY])
+        W[j] = exp_one(round_one(last - W[j], c[DECAY]), c[EXP])
+    return exp_one(last, c[EXP])
 
 
 @compiled(f"{F2}, {F2}, boolean, int64, int64, {F2}")

@@ -92,12 +92,12 @@ def token_operands(windows: Windows, a: Arithmetic) -> Tokens:
     def compute() -> Tokens:
         return pass_tokens(torch.empty(0), windows.v, windows.gates(a)[1], windows.token_decays(a), a)
 
-    return windows.memo(("token operands", a.sites.gate, a.sites.decay, a.conventions), compute)
+    return windows.memo(("token operands", a.sites.gate, a.decay, a.conventions), compute)
 
 
 def replay_operands(v: Tensor, k: Tensor, g: Tensor, beta: Tensor, a: Arithmetic) -> Tokens:
     """What a replay makes of raw records: keys normalised and not yet rounded."""
-    return pass_tokens(normalise(k, a.conventions), v, beta, a.sites.decay(g.exp()), a)
+    return pass_tokens(normalise(k, a.conventions), v, beta, a.exponential(g), a)
 
 
 def stored(windows: Windows, a: Arithmetic, records: tuple[str, ...], cumulative: bool, replay: bool) -> Stored:

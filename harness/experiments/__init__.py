@@ -5,4 +5,5 @@ EXPERIMENTS = {
     "bench": "harness.experiments.bench:run",
     "probe": "harness.experiments.probe:run",
     "conditioning": "harness.experiments.conditioning:run",
+    "oracle": "harness.experiments.oracle:run",
 }

@@ -99,6 +99,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
         "ring": design.ring,
         "records": spec.records(design.arithmetic),
         "conventions": design.arithmetic.conventions,
+        "exp": "fast" if design.arithmetic.fast else "rounded",
         "requested": {"sites": spec.sites, "dots": spec.dots, "conventions": spec.conventions},
         "effective": design.arithmetic.shown(),
     }

@@ -2,8 +2,8 @@
 
 Cursors, committed counts and grid points depend on no number the device makes, so they are planned for the whole block
 before its first launch; designs on equal rings share a plan. The launches of a block read and write the same memory as
-those of the block before, so a GPU records them once, as a graph, and repeats that: a launch from Python costs as much
-as a step. A step's outputs and writes stay in the kernels' formats until the block's committed tokens are gathered.
+those of the block before, so a GPU repeats them. A step's outputs and writes stay in the kernels' formats until the
+block's committed tokens are gathered.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from harness.kernels.measure import Measure, relative
 from harness.kernels.steps import Inputs, Steps
 from harness.reference.calls import Seen
+from harness.repeated import Repeated
 from harness.ring import Cursors
 from harness.tokens import on_device
 from harness.window import Windows
@@ -96,8 +97,7 @@ def planned(state: TritonState, windows: Windows, block: Any, fold_current: bool
 class Tape:
     """The launches of a block of W steps, on inputs, tables and outputs of their own.
 
-    exact [P, B, HV, V, K] fp64 is read where it lies. The first run launches one by one, which also compiles; on a GPU
-    the second records what the later ones repeat.
+    exact [P, B, HV, V, K] fp64 is read where it lies.
     """
 
     def __init__(self, steps: Steps, inputs: Inputs, exact: Tensor):
@@ -111,8 +111,8 @@ class Tape:
         self.d = torch.empty(size, device=state.device)
         self.measure = Measure(steps, exact, self.table.shape[2])
         self.found = self.measure.room(W, self.table.shape[2])
-        self.checkpoint, self.runs = state.checkpoint.data_ptr(), 0
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.checkpoint = state.checkpoint.data_ptr()
+        self.again = Repeated(self._launch, self.table.is_cuda)
 
     def fits(self, inputs: Inputs, exact: Tensor) -> bool:
         """Whether a block can take the same launches."""
@@ -124,16 +124,7 @@ class Tape:
         """A block's steps: outputs in o, writes in d, errors in found."""
         for mine, new in zip((*self.inputs, self.table), (*inputs, plan.table), strict=True):
             mine.copy_(new)
-        if self.runs and self.table.is_cuda:
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                # other threads move memory meanwhile
-                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                    self._launch()
-            self.graph.replay()
-        else:
-            self._launch()
-        self.runs += 1
+        self.again()
 
     def _launch(self) -> None:
         steps, counts = self.steps, self.table[0, :, : self.steps.state.slots]

@@ -20,7 +20,7 @@ from harness.reference.calls import Seen
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState, Verified
 from harness.reference.verify import History
-from harness.ring import Cursors, RingSpec
+from harness.ring import Cursors
 from harness.state import Rows
 from harness.tokens import Shape
 from harness.window import Step, Windows
@@ -82,25 +82,20 @@ class Triton(Emulated):
     backend = "triton"
     engine = "triton"
 
-    def __init__(self, *args: Any, exp: str = "fast"):
+    def __init__(self, *args: Any):
         super().__init__(*args)
-        self.exp = exp
         why = unsupported(self.spec, self.arithmetic)
         if why:
             raise ConfigError(f"backend: {self.spec.name} has no Triton kernel: {why}")
         self.options = options(self.spec, self.arithmetic)
         self.formats = dict(self.options.formats)
         given = {f.name: getattr(self.options, f.name) for f in fields(self.options) if f.name != "formats"}
-        self.choices = Choices(**given, exp=exp, interpreted=INTERPRETED)
+        self.choices = Choices(**given, exp=self.arithmetic.exp, interpreted=INTERPRETED)
 
     def _state(self, shape: Shape, slots: int, device: Any) -> TritonState:
         if torch.device(device).type != "cuda" and not INTERPRETED:
             raise ConfigError(f"device: {device}: Triton kernels need a GPU, or TRITON_INTERPRET=1")
         return TritonState(shape, self.ring, slots, self.records, device, self.formats)
-
-    def on(self, ring: RingSpec) -> Triton:
-        """The same design on another ring."""
-        return Triton(self.spec, ring, self.arithmetic, exp=self.exp)
 
     def steps(self, state: TritonState, m: int, keep_d: bool = False) -> Steps:
         """Windows of at most m tokens on every slot of a state, to be launched without the host's bookkeeping."""

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = tl.constexpr(INTERPRETED)
 
 
 class Choices:
@@ -56,6 +57,16 @@ def truncate_tf32(x):
 
 
 @triton.jit
+def rest(x, high):
+    """x - high of fp32, of the number that x is: a compiler would fuse it with the product that made x."""
+    if HERE:
+        y = x - high
+    else:
+        y = tl.inline_asm_elementwise("sub.rn.f32 $0, $1, $2;", "=f,f,f", [x, high], tl.float32, True, 1)
+    return y
+
+
+@triton.jit
 def rounded(x, FORMAT: tl.constexpr):
     """fp32 x to the nearest number of FORMAT, fp32 or bf16, as fp32."""
     if FORMAT == "bf16":
@@ -79,10 +90,10 @@ def operand(x, PRECISION: tl.constexpr, RIGHT: tl.constexpr = False):
         elif PRECISION == "tf32x3":
             i = x.to(tl.int32, bitcast=True)
             high = ((i + 0xFFF + ((i >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
-            y = high + truncate_tf32(x - high)
+            y = high + truncate_tf32(rest(x, high))
         elif PRECISION == "bf16x4" or (PRECISION == "bf16x2" and not RIGHT):
             high = round_bf16(x)
-            y = high + round_bf16(x - high)
+            y = high + round_bf16(rest(x, high))
         else:
             y = round_bf16(x)
         y = tl.where(x != x, x, y)
@@ -186,10 +197,10 @@ def dot(a, b, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr):
         product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
     elif PRECISION == "bf16x2" or PRECISION == "bf16x4":
         a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
+        a_low = rest(a, a_high.to(tl.float32)).to(tl.bfloat16)
         product = tl.dot(a_low, b_high)
         if PRECISION == "bf16x4":
-            b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
+            b_low = rest(b, b_high.to(tl.float32)).to(tl.bfloat16)
             product = tl.dot(a_high, b_low, tl.dot(a_low, b_low, product))
         product = tl.dot(a_high, b_high, product)
     else:

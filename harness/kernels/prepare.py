@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.inverse import doubling
-from harness.kernels.numbers import as_stored, decay, dot, norm, operand, quotient, rounded
+from harness.kernels.numbers import as_stored, decay, dot, norm, operand, quotient, rest, rounded
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def prepare(
         high = as_stored(kq, ring_k)
         tl.store(ring_k + to, high, mask=held)
         if O.low_k:
-            tl.store(k_lo + to, as_stored(kq - high.to(tl.float32), k_lo), mask=held)
+            tl.store(k_lo + to, as_stored(rest(kq, high.to(tl.float32)), k_lo), mask=held)
         if O.raw:
             tl.store(raw_k + to, raw, mask=held)
     return kq, hist

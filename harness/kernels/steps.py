@@ -26,19 +26,22 @@ BLOCK = 128  # slots a program of the cursor kernels moves
 class Tiling(NamedTuple):
     """How a window kernel is shared out: rows of a state per tile, warps, stages, and the programs a multiprocessor
     should have; where windows and key heads are fewer than that, several programs share the tiles of one.
+    registers: the most a thread may take, so that more programs fit beside each other; None: what the compiler likes
     """
 
     rows: int
     warps: int
     stages: int
     wanted: int
+    registers: int | None = None
 
 
-# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW: VERIFY for few windows
-VERIFY, FEW = Tiling(32, 1, 2, 3), Tiling(32, 2, 3, 3)
+# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW, HALF: VERIFY for few
+# windows, and for bf16 products
+VERIFY, FEW, HALF = Tiling(32, 2, 2, 3, 128), Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
 FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
-# ieee products run on CUDA cores out of registers: those that do not spill them; their times are not compared yet
-IEEE = {VERIFY: Tiling(32, 4, 2, 3), FEW: Tiling(32, 4, 2, 3), FLUSH: Tiling(16, 1, 2, 4)}
+# ieee products run on CUDA cores out of registers, of which smaller tiles take fewer
+IEEE = {VERIFY: Tiling(16, 2, 3, 3), FEW: Tiling(16, 2, 3, 3), FLUSH: Tiling(8, 1, 2, 4)}
 RECURRENT, FOLD, FOLD_REPLAY = (8, 1), (32, 4), (16, 1)  # rows and warps
 
 
@@ -140,7 +143,7 @@ class Steps:
                 *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch,
                 self.eps, scale, B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
                 triton.next_power_of_2(s.group), shares, design.choices, self.keep_d, flush, self.early,
-                num_warps=t.warps, num_stages=t.stages, **self.launch,
+                num_warps=t.warps, num_stages=t.stages, maxnreg=t.registers, **self.launch,
             )  # fmt: skip
 
     def commit(self, accepted: Tensor) -> None:
@@ -192,6 +195,11 @@ class Steps:
             t = FEW
         if self.design.options.state == "ieee":
             t = IEEE.get(t, t)
+        if t is VERIFY and self.design.options.state == "bf16":
+            t = HALF
+        if self.BS > 4:
+            # it needs far more than that
+            t = t._replace(registers=None)
         rows = min(t.rows, width(s.V))
         shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, heads))
         return t, rows, min(shares, triton.next_power_of_2(triton.cdiv(s.V, rows) * s.group))

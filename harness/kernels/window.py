@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.fold import replayed
-from harness.kernels.numbers import as_stored, dot, folded_tile, operand, rounded, tile_of, unfolded
+from harness.kernels.numbers import as_stored, dot, folded_tile, operand, rest, rounded, tile_of, unfolded
 from harness.kernels.prepare import past_rows, prepare, writes
 from harness.kernels.route import planned
 
@@ -72,7 +72,7 @@ def finish(
     high = as_stored(D, ring_d)
     tl.store(ring_d + record_place, high, mask=put)
     if O.low_d:
-        tl.store(d_lo + record_place, as_stored(D - high.to(tl.float32), d_lo), mask=put)
+        tl.store(d_lo + record_place, as_stored(rest(D, high.to(tl.float32)), d_lo), mask=put)
     if O.raw:
         tl.store(raw_v + record_place, as_stored(values, raw_v), mask=put)
     return D

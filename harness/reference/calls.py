@@ -52,6 +52,7 @@ class Truth:
     S: Tensor  # [P, B, HV, V, K] state at every grid point
     o: Tensor  # [B, T, HV, V] outputs and writes of the committed tokens between them
     d: Tensor
+    bound: np.ndarray  # [P, B, HV] at least ||S_hat - S||_F / ||S||_F of the states
 
 
 @dataclass

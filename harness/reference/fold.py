@@ -32,7 +32,7 @@ def record_decays(g: Tensor, last: Tensor | None, a: Arithmetic) -> tuple[Tensor
         G = r(g.cumsum(-1)) if last is None else g
         last = G[..., -1:] if last is None else last
         spans = torch.cat((r(last - G), last), -1)
-    decays = r(spans.exp())
+    decays = a.exponential(spans)
     return decays[..., :-1], decays[..., -1:]
 
 
@@ -68,7 +68,7 @@ def replay(
     """
     n, HV, V, K = C.shape
     k_hat = a.sites.key(normalise(k, a.conventions))
-    step = pass_steps(k_hat[None], None, v[None], beta[None], a.sites.decay(g.exp())[None], a)[0]
+    step = pass_steps(k_hat[None], None, v[None], beta[None], a.exponential(g)[None], a)[0]
     live = None
     if lengths is not None:
         heads = lengths[:, None].expand(-1, HV).reshape(-1, 1, 1)

@@ -12,21 +12,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Conventions
-from harness.reference.calls import Course, Truth, committed
+from harness.reference.calls import Course, Seen, Truth, committed
+from harness.reference.certificate import Certificate
 from harness.reference.emulated import Emulated
 from harness.reference.fold import product
 from harness.reference.state import Verified
 from harness.reference.steps import window_steps
 from harness.reference.verify import window
+from harness.repeated import Repeated
 from harness.ring import RingSpec
-from harness.tokens import Shape, on_device
+from harness.tokens import Shape, on_cpu, on_device
 from harness.variants import VariantSpec
 from harness.window import Windows
 
 PIECE = 64
+ALIKE = 16, 4  # pieces and lanes are made up to a multiple of these, so that launches can be repeated
 MORE = 2  # grid points that a block may have above the most so far, before its states need another place
 
 
@@ -53,6 +57,8 @@ class Oracle:
         self.design = maker(VariantSpec("oracle"), RingSpec(PIECE, PIECE, 1, "commit"), arithmetic)
         self.state = self.design.create(shape, len(initial), initial, device=initial.device)
         self._exact = self.S.new_empty(0, *self.S.shape)
+        self._tape: Tape | None = None
+        self.certificate = Certificate(initial, arithmetic)
 
     @property
     def S(self) -> Tensor:
@@ -65,28 +71,72 @@ class Oracle:
         Truth.S lies where that of the call before lay, which is lost.
         """
         block = Laid(pieces.lengths, np.full(pieces.lengths.shape, -1) if points is None else points)
-        if len(self._exact) < block.most:
-            self._exact = self.S.new_empty(block.most + MORE, *self.S.shape)
+        if len(self._exact) <= block.most:
+            # one more than asked for, where states go that nobody asked for
+            self._exact = self.S.new_empty(block.most + MORE + 1, *self.S.shape)
         exact = self._exact[: block.most]
         if self.design.fused:
-            seen = self.design.fused(self.state, pieces, block, exact, emit=True)
-            return Truth(exact, seen.o, seen.d)
+            seen: Seen = self.design.fused(self.state, pieces, block, exact, emit=True)
+            o, d = seen.o, seen.d
+        else:
+            results = self._pieces(pieces, block)
+            o, d = committed(results, "o", block), committed(results, "d", block)
+        return Truth(exact, o, d, self.certificate.advance(pieces, sizes(d, pieces, block), exact, block.points))
 
-        return Truth(exact, *self._pieces(pieces, block, exact))
+    def _pieces(self, pieces: Windows, block: Laid) -> list[Verified]:
+        (points,) = on_device(self.S.device, np.where(block.points < 0, len(self._exact) - 1, block.points))
+        if on_cpu(self.S):
+            return self._launch(pieces, points)
+        size = _above(pieces.W, ALIKE[0]), _above(pieces.m, ALIKE[1])
+        if self._tape is None or not self._tape.fits(size, self._exact):
+            self._tape = Tape(self, pieces.room(*size), self._exact)
+        return self._tape.run(pieces, points)
 
-    def _pieces(self, pieces: Windows, block: Laid, exact: Tensor) -> tuple[Tensor, Tensor]:
+    def _launch(self, pieces: Windows, points: Tensor) -> list[Verified]:
         a, s, m, inverse = self.design.arithmetic, pieces.shape, pieces.m, self.design.spec.inverse
         eG, E = pieces.decays(a)
         total, W = eG[..., -1:], E[..., -1, :]
-        k_hat, results = pieces.keys(a)[0], []
-        piece, ended = np.nonzero(block.points >= 0)
-        ends = np.searchsorted(piece, np.arange(pieces.W + 1)).tolist()
-        points, slots = on_device(exact.device, block.points[piece, ended], ended)
+        k_hat, results, S = pieces.keys(a)[0], [], self.S
+        every = torch.arange(pieces.B, device=S.device)
         for p, step in enumerate(window_steps(pieces, a, inverse)):
-            C = a.dots.state.lhs(self.S.view(-1, s.group * s.V, s.K), a.sites.checkpoint)
+            C = a.dots.state.lhs(S.view(-1, s.group * s.V, s.K), a.sites.checkpoint)
             o, d = (x.view(-1, s.HV, s.V, m) for x in window(C, None, step, inverse, a))
             results.append(Verified(o, d))
-            self.state.checkpoint = product(self.S, d.mT, k_hat[p], W[p], total[p], a)
-            here = slice(ends[p], ends[p + 1])
-            exact[points[here], slots[here]] = self.S[slots[here]]
-        return committed(results, "o", block), committed(results, "d", block)
+            S = product(S, d.mT, k_hat[p], W[p], total[p], a)
+            self._exact[points[p], every] = S
+        self.S.copy_(S)
+        return results
+
+
+class Tape:
+    """The launches of so many pieces, on windows and points of their own; pieces behind the last are idle."""
+
+    def __init__(self, oracle: Oracle, pieces: Windows, exact: Tensor):
+        self.pieces, self.exact = pieces, exact
+        self.points = torch.empty(pieces.W, pieces.B, dtype=torch.int64, device=exact.device)
+        self.again = Repeated(lambda: oracle._launch(self.pieces, self.points), exact.is_cuda)
+
+    def fits(self, size: tuple[int, int], exact: Tensor) -> bool:
+        """Whether (pieces, lanes) can take the same launches."""
+        return (self.pieces.W, self.pieces.m) == size and self.exact.data_ptr() == exact.data_ptr()
+
+    def run(self, pieces: Windows, points: Tensor) -> list[Verified]:
+        """Outputs and writes of these pieces, until the next ones."""
+        self.pieces.take(pieces)
+        self.points.fill_(len(self.exact) - 1)[: len(points)] = points
+        found: list[Verified] = self.again()
+        return found[: pieces.W]
+
+
+def _above(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def sizes(d: Tensor, pieces: Windows, block: Laid) -> Tensor:
+    """Norms of the writes d [B, T, HV, V] by pieces, [P, B, HV, m]; zero in lanes that hold no token."""
+    counts, step, lane = block.committed
+    slot, t = np.nonzero(np.arange(step.shape[1]) < counts[:, None])
+    to, b, at, of = on_device(d.device, step[slot, t], slot, lane[slot, t], t)
+    found = d.new_zeros(pieces.W, pieces.B, pieces.m, pieces.shape.HV)
+    found[to, b, at] = torch.linalg.vector_norm(d, dim=-1)[b, of]
+    return found.transpose(-1, -2)
