@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.arithmetic import Arithmetic, Dot, Dots, Rounding, Sites
 from harness.errors import ConfigError
 from harness.kernels.options import unsupported
+from harness.reference import rational
 from harness.reference.inverse import INVERSES, METHODS, inverse_of, parse
 from harness.variants import VariantSpec
 
@@ -152,7 +153,10 @@ def test_the_yardstick_by_hand() -> None:
     for one in (solved(A), summed(A, 2)):
         assert halves(one)[0] == [[1, 0, 0], [-0.5, 1, 0], [0, -0.5, 1]]
     assert halves(summed(A, 1))[0] == [[1, 0, 0], [-0.5, 1, 0], [-0.25, -0.5, 1]]
-    # (1 - 2^-60)^2 takes more than one double
+    # the same by rationals, rounded once
+    for A8, high in zip(batch(8)[0], exact(8)[0], strict=True):
+        assert [[float(x) for x in row] for row in rational.inverse(A8)] == high.tolist()
+    # (1 - 2^-50)^2 takes more than one double
     A[1, 0] = A[2, 1] = 1 - 2.0**-50
     high, low = halves(solved(A))
     assert (high[2][0], low[2][0]) == (0.75 - 2.0**-49, 2.0**-100)
