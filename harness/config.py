@@ -76,6 +76,7 @@ class PrecisionConfig:
     keep: list[str] = field(default_factory=list)  # sites that stay the variant's own
     sites: dict[str, str] = field(default_factory=dict)  # single sites: format[:mode]
     products: dict[str, str] = field(default_factory=dict)  # single products: dot precision
+    exp: str = "fast"  # e^g where decays are fp32: fast, as tl.exp has it on a GPU | rounded: once, from fp64
 
 
 @dataclass
@@ -113,7 +114,6 @@ class Config:
     )
     reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
     backend: Any = "auto"  # emulated | triton | auto: triton on a GPU where there is a kernel; or a list to compare
-    exp: str = "fast"  # e^g where decays are fp32: fast, as tl.exp has it on a GPU | rounded: once, from fp64
     engine: str = "auto"  # of emulated designs: torch (readable, any device) | compiled (CPU) | auto
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core
@@ -205,7 +205,7 @@ def validate(config: Config) -> None:
         _one_of("backend", backend, ("auto", "emulated", "triton"))
     if len(set(backends(config))) != len(backends(config)):
         raise ConfigError(f"backend: a name appears twice in {config.backend}")
-    _one_of("exp", config.exp, ("fast", "rounded"))
+    _one_of("precision.exp", config.precision.exp, ("fast", "rounded"))
     _one_of("engine", config.engine, ("auto", "torch", "compiled"))
     _one_of("device", config.device, ("auto", "cpu", "cuda"))
     p = config.acceptance.p

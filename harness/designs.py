@@ -22,7 +22,7 @@ def designs(config: Config, device: str = "cpu") -> list[Emulated]:
     for i, backend in enumerate(backends(config)):
         for name in config.variants:
             spec = load(name)
-            arithmetic = replace(spec.arithmetic(config.precision), exp=config.exp)
+            arithmetic = spec.arithmetic(config.precision)
             label = spec if i == 0 else replace(spec, name=f"{spec.name}@{backend}")
             triton, ring = triton_of(spec, arithmetic, backend, device), spec.ring(config.ring)
             if triton:

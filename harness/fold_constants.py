@@ -53,7 +53,7 @@ def constants(config: Config) -> Iterator[dict[str, Any]]:
 def folds(C: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> dict[str, list[float]]:
     """c of the three folds and s, of every head. C [1, H, V, K] fp32 numbers; k, v [1, H, w, ..]; g, beta [1, H, w]."""
     exact, fp32 = Arithmetic(), load("chunked_fp32").arithmetic()
-    chain = load("chunked_fp32").arithmetic(PrecisionConfig(products={"fold": "ieee/1"}))
+    chain = load("chunked_fp32").arithmetic(PrecisionConfig(products={"fold": "ieee/1"}, exp="rounded"))
     token = load("exact_recurrent").arithmetic()
     g, beta = fp32.sites.gate(g), fp32.sites.gate(beta)
     d = fp32.sites.store_d(writes(C, k, v, g, beta))

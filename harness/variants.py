@@ -124,7 +124,8 @@ def overlay(own: Arithmetic, precision: PrecisionConfig) -> Arithmetic:
         sites = replace(sites, **{site: Rounding.parse(f"precision.sites.{site}", text)})
     for product, text in precision.products.items():
         dots = replace(dots, **{product: Dot.parse(f"precision.products.{product}", text)})
-    made = replace(own, sites=sites, dots=dots)
+    # no other format has a fast exponential
+    made = replace(own, sites=sites, dots=dots, exp=precision.exp if sites.decay.native else own.exp)
     _check_draws("precision.sites", made)
     return made
 

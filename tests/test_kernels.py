@@ -151,7 +151,7 @@ def test_another_order_of_the_sums_is_another_rounding(name: str) -> None:
     Both orders: the bound of a kernel in fp32 above, for they are equally legitimate.
     """
     initial, ready, accepted = case(1, RINGS[0], shape=EVEN)
-    orders = [PrecisionConfig(products={"recurrent": order}) for order in ("ieee/64", "ieee/64s")]
+    orders = [PrecisionConfig(products={"recurrent": x}, exp="rounded") for x in ("ieee/64", "ieee/64s")]
     one, other = (run(made(Triton, load(name), RINGS[0], p), initial, ready, accepted) for p in orders)
     emulated = run(made(Emulated, load(name), RINGS[0]), initial, ready, accepted)
     tokens = int(accepted.sum(0).max())

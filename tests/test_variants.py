@@ -136,7 +136,8 @@ def test_every_precision_lies_over_every_design(name: str, path: Path) -> None:
     spec = load(name)
     a = over(spec, **preset)
     if path.stem == "own":
-        assert a == spec.arithmetic() == over(spec)
+        # a run has its say in the exponential alone
+        assert a == over(spec) and replace(a, exp="rounded") == spec.arithmetic()
         return
     rounding, dot = Rounding.parse("base", preset["base"]), Dot.parse("dots", preset["dots"])
     assert {getattr(a.sites, s) for s in SITES} == {rounding}
