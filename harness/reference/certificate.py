@@ -87,7 +87,9 @@ class Certificate:
 
 def relative(bound: np.ndarray, size: np.ndarray) -> np.ndarray:
     """bound over what |S| is at least, size being |S_hat|: inf where that may be nothing; bound itself for a zero."""
-    least = np.where(size == 0, 1.0, size / LOOSE - bound)
+    # a state that nobody asked for may hold anything
+    with np.errstate(invalid="ignore"):
+        least = np.where(size == 0, 1.0, size / LOOSE - bound)
     sure = least > 0
     ratio = np.where(sure, bound, np.inf) / np.where(sure, least, 1.0)
     # three digits, rounded up: the rest hangs on the order of sums, which a block's size must not show in
