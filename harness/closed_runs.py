@@ -149,8 +149,7 @@ def designs(config: Config, window: int) -> list[Emulated]:
 
 def steps_of(windows: Windows, steps: list[int]) -> Windows:
     """Some of the steps, nothing computed yet."""
-    tokens = Tokens(*(x.transpose(2, 3)[steps] for x in (windows.q, windows.k, windows.v, windows.g, windows.beta)))
-    return Windows(tokens, windows.lengths[steps], windows.shape)
+    return Windows(windows.tokens.map(lambda x: x[steps]), windows.lengths[steps], windows.shape)
 
 
 class Along:

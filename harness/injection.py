@@ -21,6 +21,7 @@ from torch import Tensor
 
 from harness.config import AcceptanceConfig, Config, PrecisionConfig
 from harness.decode import Stream
+from harness.designs import designs as emulated
 from harness.designs import engine_of
 from harness.metrics import norms
 from harness.reference.calls import by_calls
@@ -29,7 +30,7 @@ from harness.reference.state import EmulatedState
 from harness.ring import RingSpec
 from harness.schedule import Block, Schedule
 from harness.tokens import Shape, Tokens
-from harness.variants import VariantSpec, load
+from harness.variants import VariantSpec
 
 WARM = 512  # tokens before: what the heads of middle memory hold is then theirs and not the initial state's
 # the same in every slot, whoever flushes; rejected drafts among them
@@ -37,7 +38,7 @@ ACCEPTS = [2, 4, 1, 3]
 EXACT = PrecisionConfig(name="exact", base="exact")
 
 
-class Repeated:
+class Several:
     """A stream of one slot as several equal ones."""
 
     def __init__(self, stream: Stream, slots: int):
@@ -92,18 +93,13 @@ class Twins:
 
 
 def designs(config: Config) -> list[Emulated]:
-    """The variants of the run, in its precision and on its ring. Raises ConfigError where they do not go together."""
-    made = []
-    for spec in map(load, config.variants):
-        a = spec.arithmetic(config.precision)
-        made.append(engine_of(config, spec, a, "cpu")(spec, spec.ring(config.ring), a))
-    return made
+    """The variants of the run, emulated on the CPU. Raises ConfigError where they do not go together."""
+    return emulated(replace(config, backend="emulated"))
 
 
 def gains(config: Config) -> Iterator[dict[str, Any]]:
     """One row per (variant, what is perturbed, value head, flush since)."""
-    model = config.model
-    shape = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
+    shape = Shape.of(config.model)
     decode = replace(config.decode, slots=1, tokens=WARM + config.operator.tokens, prefill=0)
     stream = Stream(decode, shape)
     initial = stream.initial_state()
@@ -131,12 +127,12 @@ def holds_history(spec: VariantSpec, ring: RingSpec) -> bool:
 def run(twins: Twins, config: Config, decode: Any, stream: Stream) -> list[int]:
     """Decode, inject at the first step behind WARM tokens with records in the ring; tokens at all points since."""
     slots = twins.state.slots
-    ring = RingSpec(config.ring.length, config.ring.max_window, config.ring.flush_at, config.ring.fold_when)
+    ring = RingSpec.of(config.ring)
     # counts go by steps, so that every slot accepts alike
     accepts = AcceptanceConfig("fixed", sequence=[min(n, decode.window) for n in ACCEPTS])
     schedule = Schedule(replace(decode, slots=slots), accepts, ring, 0, decode.tokens)
     tokens: list[int] = []
-    same = Repeated(stream, slots)
+    same = Several(stream, slots)
     for block in schedule.blocks(64):
 
         def look(i: int, block: Block = block) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from harness.plots import GREY
-from harness.safety import joined
+from harness.safety import POWERS, joined
 
 LOWEST, HIGHEST = -8.0, 2.0  # log10 of the errors that colours tell apart
 # marker and colour, Okabe and Ito
@@ -95,11 +95,10 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(10, 5.6), dpi=120)
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    series = ("doubling", "neumann", "newton")
     shown = table[(table["nonfinite"] == 0) & (table["error_T"] > 0)]
     for axis, title, chosen in (
-        (left, "powers of A are formed", list(series)),
-        (right, "no power of A is formed", [name for name in MARKS if name not in series]),
+        (left, "powers of A are formed", list(POWERS)),
+        (right, "no power of A is formed", [name for name in MARKS if name not in POWERS]),
     ):
         # in this order the least error lies on top
         for name in reversed(chosen):

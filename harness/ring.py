@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, RingError
+
+if TYPE_CHECKING:
+    from harness.config import RingConfig
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class RingSpec:
     max_window: int
     flush_at: int | None = None  # committed records that raise the flag; None: L - 2*max_window + 1
     fold_when: str = "next"
+
+    @staticmethod
+    def of(ring: RingConfig) -> RingSpec:
+        """The ring of a run, whose flushes are its grid."""
+        return RingSpec(ring.length, ring.max_window, ring.flush_at, ring.fold_when)
 
     def __post_init__(self) -> None:
         L, m = self.length, self.max_window

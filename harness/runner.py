@@ -67,14 +67,12 @@ class Runner:
 
     def __init__(self, config: Config, heads: slice = slice(None), device: str = "cpu", steps: int | None = None):
         self.config, self.device = config, device
-        model, decode = config.model, config.decode
-        whole = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
+        decode, whole = config.decode, Shape.of(config.model)
         self.first_head = range(whole.H)[heads][0] * whole.group
         count = len(range(whole.H)[heads])
         self.shape = Shape(count, count * whole.group, whole.V, whole.K)
         self.stream = Stream(decode, whole, heads=heads, device=device)
-        ring = config.ring
-        self.grid = RingSpec(ring.length, ring.max_window, ring.flush_at, ring.fold_when)
+        self.grid = RingSpec.of(config.ring)
         self.initial = self.stream.initial_state()
         self.designs = designs(config, device)
         self.references = {d.spec.name: self._reference(d) for d in self.designs}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from harness.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Shape:
                 raise ConfigError(f"model.{name}: {getattr(self, name)} is not a positive size")
         if self.HV % self.H:
             raise ConfigError(f"model.value_heads: {self.HV} value heads do not divide over {self.H} key heads")
+
+    @staticmethod
+    def of(model: ModelConfig) -> Shape:
+        """The layer of a run."""
+        return Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
 
     @property
     def group(self) -> int:

@@ -84,8 +84,12 @@ class Windows:
 
     def only(self, lengths: np.ndarray) -> Windows:
         """The same windows cut to shorter lengths [W, B], nothing computed yet."""
-        tokens = Tokens(*(x.transpose(2, 3) for x in self._lanes()))
-        return Windows(tokens, lengths, self.shape)
+        return Windows(self.tokens, lengths, self.shape)
+
+    @property
+    def tokens(self) -> Tokens:
+        """What the windows hold, [W, B, m, ...]."""
+        return Tokens(*(x.transpose(2, 3) for x in self._lanes()))
 
     def room(self, W: int, m: int) -> Windows:
         """Windows of the same slots with room for W steps of m lanes, all idle."""

@@ -130,8 +130,7 @@ def _peer(threads: int) -> str:
 
 
 def _peer_inputs(config: Config, device: str, tokens: int) -> dict[str, Any]:
-    model = config.model
-    shape = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
+    shape = Shape.of(config.model)
     stream = Stream(config.decode, shape, device=device)
     start = torch.zeros(config.decode.slots, dtype=torch.int64)
     return peer.inputs(stream.tokens(start, tokens), stream.initial_state())

@@ -44,9 +44,7 @@ def run(config: Config) -> dict[str, Any]:
     device = shards.device_of(config)
     made = designs(config, device)
     # a family or a gates file that cannot be used is refused before anything is written
-    model = config.model
-    shape = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
-    Stream(config.decode, shape)
+    Stream(config.decode, Shape.of(config.model))
     with Run.open(config, identity(made, device)) as out:
         if out.finished:
             return {"state": "skipped", "directory": str(out.directory)}

@@ -87,8 +87,7 @@ def settings(config: Config, device: str) -> dict[str, Any]:
 
 def measure(config: Config, device: str) -> list[dict[str, Any]]:
     """A row per slot, value head and point: tokens, error, bound, memory, and the largest error of an output so far."""
-    model, decode = config.model, config.decode
-    whole = Shape(model.key_heads, model.value_heads, model.rows or model.value_dim, model.key_dim)
+    decode, whole = config.decode, Shape.of(config.model)
     rows: list[dict[str, Any]] = []
     with progress(config) as advance, torch.inference_mode():
         # heads never meet: the tokens of one key head at a time
@@ -104,8 +103,7 @@ def measure(config: Config, device: str) -> list[dict[str, Any]]:
 
 def oracle(config: Config, stream: Stream, shape: Shape, device: str) -> list[Seen]:
     """The oracle over a whole decode, as the runner drives it."""
-    decode, ring = config.decode, config.ring
-    grid = RingSpec(ring.length, ring.max_window, ring.flush_at, ring.fold_when)
+    decode, grid = config.decode, RingSpec.of(config.ring)
     judge = Oracle(shape, stream.initial_state(), maker=oracle_engine(config, device))
     seen = [Seen({}, []) for _ in range(decode.slots)]
     schedule = Schedule(decode, config.acceptance, grid, 0, decode.tokens)
