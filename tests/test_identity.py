@@ -75,6 +75,14 @@ def test_shipped_designs_are_the_recurrence(name: str) -> None:
         fuzz(maker, seed, steps=30, resets=resets(maker.spec))
 
 
+@pytest.mark.parametrize("blocks", ["exact/1", "exact/3", "exact/5s"])
+@pytest.mark.parametrize("inverse", ["rhs_solve", "substitution", "neumann"])
+def test_sums_taken_in_blocks_are_the_same_sums(blocks: str, inverse: str) -> None:
+    """Fault: a product whose accumulator takes fewer terms at once than it sums gets another shape, or other terms."""
+    spec = VariantSpec(name="blocks", inverse=inverse, dots={"default": blocks})
+    fuzz(design(spec, precision=None), 0, steps=10, resets=RESETS)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_declared_designs_are_the_recurrence(name: str) -> None:
     """Faults: a combination of the declared space that no shipped variant uses and that is wrong."""

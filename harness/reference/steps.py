@@ -56,7 +56,6 @@ def window_steps(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowSt
         explicit = inverse_of(inverse).explicit
         X = a.dots.solve.rhs(formed.mT.contiguous(), a.sites.inverse) if explicit else (formed,)
         F = a.dots.output.rhs(windows.scores(a)[1].mT.contiguous(), a.sites.gram)
-        square = (W, N, m, m)
         columns = (
             _unbind(state),
             _unbind(score),
@@ -64,8 +63,8 @@ def window_steps(windows: Windows, a: Arithmetic, inverse: str) -> list[WindowSt
             windows.gates(a)[1].view(W, N, 1, m).unbind(0),
             windows.before(a)[0].view(W, N, 1, m).unbind(0),
             windows.decays(a)[0].view(W, N, 1, m).unbind(0),
-            _unbind(tuple(x.view(square) for x in X)),
-            _unbind(tuple(x.view(square) for x in F)),
+            _unbind(tuple(x.view(W, N, m, -1) for x in X)),
+            _unbind(tuple(x.view(W, N, m, -1) for x in F)),
         )
         return [WindowStep(*row) for row in zip(*columns, strict=True)]
 
