@@ -145,6 +145,16 @@ class Cursors:
                 raise RingError(f"slot {slot}: its token is folded already and cannot be refused")
         return current
 
+    def step(self, slots: Sequence[int], accepted: Sequence[int], fold_current: bool = False) -> list[int]:
+        """A commit and the folds that belong to it; returns the slots folded at once (fold_when=commit).
+
+        fold_current: a flag has folded the token at hand too, which leaves no record behind.
+        """
+        current = self.current(slots, accepted) if fold_current else []
+        full = self.commit(slots, accepted)
+        self.absorb(current)
+        return full
+
     def absorb(self, slots: Sequence[int]) -> None:
         """Move the history behind the base: it has just been folded."""
         for slot in slots:

@@ -15,24 +15,14 @@ import numpy as np
 import torch
 
 from harness.acceptance import accepted, lengths
+from harness.compiled.course import course, positions
 from harness.config import AcceptanceConfig, DecodeConfig
 from harness.decode import Stream
 from harness.reference.calls import Course, within
 from harness.reference.oracle import PIECE
-from harness.ring import RingSpec
+from harness.ring import Cursors, RingSpec
 from harness.tokens import Shape, Tokens, on_device
 from harness.window import Windows
-
-
-@dataclass
-class Event:
-    """Grid points of one step: after its commit, slots[i] has reached its flush[i] with tokens[i] committed."""
-
-    step: int
-    slots: list[int]
-    flush: list[int]
-    begin: list[int]  # committed tokens at the grid point before
-    tokens: list[int]
 
 
 class Grid(NamedTuple):
@@ -44,6 +34,16 @@ class Grid(NamedTuple):
     flush: np.ndarray
     begin: np.ndarray  # committed tokens at the slot's grid point before
     tokens: np.ndarray
+
+    @staticmethod
+    def of(at: np.ndarray, reached: np.ndarray, begin: np.ndarray, flush: np.ndarray) -> Grid:
+        """Points where `at` [W, B], with `reached` [W, B] tokens committed; each slot's first is its flush [B]-th, and
+        begin [B] the point before that."""
+        (step, slot), count = np.nonzero(at), at.sum(0)
+        point, tokens = at.cumsum(0)[step, slot] - 1, reached[step, slot]
+        ends = np.empty((len(count), count.max(initial=0) + 1), dtype=np.int64)
+        ends[:, 0], ends[slot, point + 1] = begin, tokens
+        return Grid(step, slot, point, flush[slot] + point, ends[slot, point], tokens)
 
 
 @dataclass
@@ -61,21 +61,15 @@ class Block(Course):
     t: np.ndarray
     lengths: np.ndarray
     accepted: np.ndarray
-    events: list[Event]
+    grid: Grid
     memo: dict[Any, Any] = field(default_factory=dict)  # what designs on equal rings share
 
     @cached_property
     def points(self) -> np.ndarray:
         """[W, B] which of its slot's grid points in this block a step ends at, or -1."""
-        at = np.zeros(self.t.shape, dtype=bool)
-        at[[e.step for e in self.events for _ in e.slots], [slot for e in self.events for slot in e.slots]] = True
-        return np.where(at, at.cumsum(0) - 1, -1)
-
-    @cached_property
-    def grid(self) -> Grid:
-        step, slot = np.nonzero(self.points >= 0)
-        rest = ([x for e in self.events for x in getattr(e, name)] for name in ("flush", "begin", "tokens"))
-        return Grid(step, slot, self.points[step, slot], *(np.array(x, dtype=np.int64) for x in rest))
+        points = np.full(self.t.shape, -1)
+        points[self.grid.step, self.grid.slot] = self.grid.point
+        return points
 
     def windows(self, stream: Stream, shape: Shape) -> Windows:
         """The windows of every step: committed tokens of the stream, then junk in the rejected lanes."""
@@ -99,7 +93,7 @@ class Block(Course):
 
     def pieces(self, stream: Stream, shape: Shape) -> Pieces | None:
         """None where the block has no grid point."""
-        if not self.events:
+        if not len(self.grid.step):
             return None
         B, grid = self.t.shape[1], self.grid
         # slot by slot, each interval in its cuts
@@ -134,58 +128,37 @@ class Schedule:
 
     def __init__(self, decode: DecodeConfig, acceptance: AcceptanceConfig, grid: RingSpec, first: int, tokens: int):
         self.decode, self.acceptance, self.grid = decode, acceptance, grid
-        assert grid.flush_at is not None
-        self.full, self.end = grid.flush_at, first + tokens
-        self.fixed = acceptance.kind == "fixed"
+        self.end, self.fixed = first + tokens, acceptance.kind == "fixed"
         B = decode.slots
-        self.t, self.w, self.step = [first] * B, [0] * B, [0] * B
-        self.flagged, self.flush, self.begin = [False] * B, [0] * B, [first] * B
+        self.cursors = Cursors(grid, B)
+        self.t, self.begin = (np.full(B, first, dtype=np.int64) for _ in range(2))
+        self.step, self.flush = (np.zeros(B, dtype=np.int64) for _ in range(2))
 
     def blocks(self, steps: int) -> Iterator[Block]:
-        while any(t < self.end for t in self.t):
+        while (self.t < self.end).any():
             yield self._block(steps)
 
     def _block(self, W: int) -> Block:
         sizes, counts = self._draws(W)
-        # per slot t, lengths and accepted of every step, and its grid points
-        course: list[list[tuple[int, int, int]]] = []
-        found: dict[int, list[tuple[int, int, int, int]]] = {}
-        for b, now in enumerate(self.t):
-            steps, w, flagged, origin, number = [], self.w[b], self.flagged[b], now, self.step[b]
-            for i in range(W):
-                if now >= self.end:
-                    steps += [(now, 0, 0)] * (W - i)
-                    break
-                size, drawn = sizes[b][now - origin], counts[b]
-                count = min(
-                    drawn[(number + i) % len(drawn)] if self.fixed else drawn[now - origin], size, self.end - now
-                )
-                steps.append((now, size, count))
-                now += count
-                w = count if flagged else w + count
-                full = w >= self.full
-                flagged = full and self.grid.fold_when == "next"
-                if full:
-                    found.setdefault(i, []).append((b, self.flush[b], self.begin[b], now))
-                    self.flush[b] += 1
-                    self.begin[b] = now
-                    if self.grid.fold_when == "commit":
-                        w = 0
-            course.append(steps)
-            self.t[b], self.w[b], self.flagged[b], self.step[b] = now, w, flagged, number + W
-        t, m, n = np.array(course, dtype=np.int64).transpose(2, 1, 0).copy()
+        t, m, n = steps = np.empty((3, W, len(self.t)), dtype=np.int64)
+        positions(self.t, self.end, sizes, counts, self.step if self.fixed else np.full_like(self.step, -1), steps)
         used = int((m > 0).any(1).sum())
-        events = [Event(i, *(list(x) for x in zip(*rows, strict=True))) for i, rows in sorted(found.items())]
-        return Block(t[:used], m[:used], n[:used], events)
+        t, m, n = steps[:, :used]
+        path, self.cursors = course(self.cursors, m, n)
+        at = (m > 0) & ((path.last_flag > 0) | (path.folded > 0))
+        self.t, self.step = t[-1] + n[-1], self.step + W
+        grid = Grid.of(at, t + n, self.begin, self.flush)
+        self.begin, self.flush = np.where(at, t + n, self.begin).max(0), self.flush + at.sum(0)
+        return Block(t, m, n, grid)
 
-    def _draws(self, W: int) -> tuple[list[list[int]], list[list[int]]]:
+    def _draws(self, W: int) -> tuple[np.ndarray, np.ndarray]:
         """Window lengths and accepted tokens of every slot at its every token that W steps could begin at.
 
         A count depends on its position alone, so all are drawn at once; a fixed acceptance goes by steps instead.
         """
-        most = min(W * self.decode.window, self.end - min(self.t))
-        span, slot = np.array(self.t)[:, None] + np.arange(most + 1), np.arange(len(self.t))[:, None]
+        most = min(W * self.decode.window, self.end - int(self.t.min()))
+        span, slot = self.t[:, None] + np.arange(most + 1), np.arange(len(self.t))[:, None]
         sizes = lengths(self.decode, slot, span)
         if self.fixed:
-            return sizes.tolist(), [self.acceptance.sequence or [1]] * len(self.t)
-        return sizes.tolist(), accepted(self.acceptance, self.decode.seed, slot, span, sizes).tolist()
+            return sizes, np.tile(np.array(self.acceptance.sequence or [1], dtype=np.int64), (len(self.t), 1))
+        return sizes, accepted(self.acceptance, self.decode.seed, slot, span, sizes)

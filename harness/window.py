@@ -176,7 +176,9 @@ class Windows:
 
         def compute() -> Tensor:
             flat, of = self.both_keys(a).view(-1, 2 * self.m, self.shape.K), a.sites.key
-            return dot(dot.lhs(flat, of), dot.rhs(flat[:, : self.m].transpose(1, 2), of)).view(self.W, self.B, self.shape.H, 2 * self.m, self.m)
+            return dot(dot.lhs(flat, of), dot.rhs(flat[:, : self.m].transpose(1, 2), of)).view(
+                self.W, self.B, self.shape.H, 2 * self.m, self.m
+            )
 
         return self.memo(products_key(a, dot), compute)
 

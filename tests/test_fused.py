@@ -14,7 +14,7 @@ from harness.arms import decode_block
 from harness.config import RingConfig
 from harness.errors import RingError
 from harness.reference.calls import Seen
-from harness.schedule import Block, Event
+from harness.schedule import Block, Grid
 from harness.tokens import Shape
 from harness.variants import VariantSpec, load
 
@@ -37,8 +37,8 @@ def block_of(rng: np.random.Generator, steps: int, widest: int) -> Block:
     accepted[2, 2] = 0
     at = rng.random(lengths.shape) < (0.9, 0.3, 0.6)
     at[0] = False, False, True
-    events = [Event(i, slots, [], [], []) for i, row in enumerate(at) if (slots := np.flatnonzero(row).tolist())]
-    return Block(np.zeros_like(lengths), lengths, accepted, events)
+    none = np.zeros(lengths.shape[1], dtype=int)
+    return Block(np.zeros_like(lengths), lengths, accepted, Grid.of(at, accepted.cumsum(0), none, none))
 
 
 def run(name: str | VariantSpec, ring: RingConfig, shape: Shape, fused: bool, spoil: Any = None) -> Ran:

@@ -18,7 +18,7 @@ from harness.reference.emulated import Emulated
 from harness.reference.inverse import INVERSES
 from harness.reference.state import EmulatedState
 from harness.ring import RingSpec
-from harness.schedule import Block, Event
+from harness.schedule import Block, Grid
 from harness.variants import VariantSpec, load, names
 
 OWN = PrecisionConfig()
@@ -32,8 +32,8 @@ def block_of(lengths: np.ndarray, accepted: np.ndarray) -> Block:
     """Steps with a grid point of one slot or another after two of three of them."""
     rng = np.random.default_rng(1)
     at = (rng.random(lengths.shape) < 0.7) & (accepted > 0)
-    events = [Event(i, slots, [], [], []) for i, row in enumerate(at) if (slots := np.flatnonzero(row).tolist())]
-    return Block(np.zeros_like(lengths), lengths, accepted, events)
+    none = np.zeros(lengths.shape[1], dtype=int)
+    return Block(np.zeros_like(lengths), lengths, accepted, Grid.of(at, accepted.cumsum(0), none, none))
 
 
 Pair = tuple[list[tuple[Block, Seen]], EmulatedState]

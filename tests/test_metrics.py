@@ -8,7 +8,7 @@ import torch
 
 from harness.intervals import Intervals
 from harness.metrics import SinceLast, per_interval, state_errors, token_errors
-from harness.schedule import Block, Event
+from harness.schedule import Block, Grid
 
 NAN, INF = float("nan"), float("inf")
 
@@ -158,16 +158,16 @@ def test_every_interval_has_the_tokens_of_its_slot(steps: int) -> None:
     errors = np.linalg.norm((x_hat - x).numpy(), axis=-1) / np.linalg.norm(x.numpy(), axis=-1)
     begin, left, old, count = [0] * B, np.zeros(B, dtype=np.int64), None, 0
     for first in range(0, W, steps):
-        here, origin, events, expected = slice(first, first + steps), list(begin), [], []
+        here, origin, expected = slice(first, first + steps), list(begin), []
         for i, row in enumerate(at[here]):
             slots = np.flatnonzero(row).tolist()
             ends = [int(reached[first + i, b]) for b in slots]
-            events += [Event(i, slots, [0] * len(slots), [begin[b] for b in slots], ends)] if slots else []
             for b, end in zip(slots, ends, strict=True):
                 mine = errors[b, begin[b] : end]
                 expected.append([np.median(mine, 0), mine.max(0)])
                 begin[b] = end
-        block = Block(reached[here] - accepted[here], accepted[here], accepted[here], events)
+        grid = Grid.of(at[here], reached[here], np.array(origin), np.zeros(B, dtype=int))
+        block = Block(reached[here] - accepted[here], accepted[here], accepted[here], grid)
         counts = block.committed[0]
         intervals = Intervals(left, block, x.device)
         spans = [slice(t, t + n) for t, n in zip(reached[first] - accepted[first], counts, strict=True)]

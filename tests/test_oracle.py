@@ -157,15 +157,16 @@ def test_intervals_of_a_schedule_longer_than_a_piece(family: str) -> None:
             continue
         found = oracle.advance(pieces.windows, pieces.points)
         seen, origin = [0, 0], {}
-        for event in block.events:
-            for slot, b, e in zip(event.slots, event.begin, event.tokens, strict=True):
-                states, outputs, writes = truth[slot]
-                S = found.S[seen[slot], slot]
-                # errors grow with the values: wide_state has five decades of them
-                close("S", S / max(1, np.abs(states[e]).max()), states[e] / max(1, np.abs(states[e]).max()), TOL)
-                first, last = (t - origin.setdefault(slot, b) for t in (b, e))
-                close("o", found.o[slot, first:last], outputs[b:e], TOL)
-                close("d", found.d[slot, first:last], writes[b:e], TOL)
-                seen[slot] += 1
-                lengths.append(e - b)
+        for slot, b, e in zip(
+            *(x.tolist() for x in (block.grid.slot, block.grid.begin, block.grid.tokens)), strict=True
+        ):
+            states, outputs, writes = truth[slot]
+            S = found.S[seen[slot], slot]
+            # errors grow with the values: wide_state has five decades of them
+            close("S", S / max(1, np.abs(states[e]).max()), states[e] / max(1, np.abs(states[e]).max()), TOL)
+            first, last = (t - origin.setdefault(slot, b) for t in (b, e))
+            close("o", found.o[slot, first:last], outputs[b:e], TOL)
+            close("d", found.d[slot, first:last], writes[b:e], TOL)
+            seen[slot] += 1
+            lengths.append(e - b)
     assert len(lengths) == 6 and min(lengths) > 3 * PIECE

@@ -29,7 +29,7 @@ PLAN = "live before base end history keep at after new_base new_end point".split
 LIVE, BEFORE, BASE, END, HISTORY, KEEP, AT, AFTER, NEW_BASE, NEW_END, POINT = range(len(PLAN))
 
 F1, F2, F3, F4, F5 = (f"float64[{':, ' * i}::1]" for i in range(5))
-I1, I3 = "int64[::1]", "int64[:, :, ::1]"
+I1, I2, I3 = (f"int64[{':, ' * i}::1]" for i in range(3))
 
 
 def compiled(arguments: str, result: str = "void") -> Any:

@@ -28,6 +28,7 @@ from harness.compiled.common import (
     SNAPSHOT,
     TAKEN,
 )
+from harness.compiled.course import course
 from harness.compiled.design import Compiled
 from harness.compiled.operands import array, empty, token_operands
 from harness.compiled.rounding import EXACT
@@ -48,29 +49,17 @@ def fused(design: Compiled) -> Callable[..., Seen] | None:
 
 def plan_of(cursors: Cursors, block: Any) -> tuple[np.ndarray, np.ndarray, Cursors]:
     """Plan [W, B, len(PLAN)] and flags [W, B] of every step, and the cursors after. Raises RingError as they do."""
-    cursors = copy.deepcopy(cursors)
-    base, end, flags = cursors.cache_base, cursors.write_pos, cursors.is_flush
-    done = [0] * cursors.slots
-    rows: list[tuple[int, ...]] = []
-    for i, (lengths, accepted) in enumerate(zip(block.lengths.tolist(), block.accepted.tolist(), strict=True)):
-        slots = [b for b, m in enumerate(lengths) if m]
-        sizes, counts = [lengths[b] for b in slots], [accepted[b] for b in slots]
-        flush = cursors.verify(slots, sizes)
-        ready = [(base[b], end[b], 0 if b in flush else end[b]) for b in slots]
-        full = cursors.commit(slots, counts)
-        folded = [end[b] if b in full else 0 for b in slots]
-        where = [base[b] for b in slots]
-        cursors.absorb(full)
-        for b, m, n, (at, w, seen), after, now in zip(slots, sizes, counts, ready, folded, where, strict=True):
-            rows.append((i, b, m, w - seen, at, w, seen, n, done[b], after, now, end[b], flags[b]))
-            done[b] += n
-    table = np.array(rows)
-    plan, folds = np.zeros((*block.lengths.shape, len(PLAN)), dtype=np.int64), np.zeros(block.lengths.shape, dtype=bool)
+    path, after = course(cursors, block.lengths, block.accepted)
+    live, done = block.lengths > 0, block.accepted.cumsum(0) - block.accepted
+    seen = np.where(path.flag > 0, 0, path.end)
+    plan = np.zeros((*live.shape, len(PLAN)), dtype=np.int64)
     columns = LIVE, BEFORE, BASE, END, HISTORY, KEEP, AT, AFTER, NEW_BASE, NEW_END
-    plan[table[:, :1], table[:, 1:2], columns] = table[:, 2:-1]
+    values = (block.lengths, path.end - seen, path.base, path.end, seen, block.accepted, done, path.folded,
+              path.new_base, path.last_end)  # fmt: skip
+    for column, value in zip(columns, values, strict=True):
+        plan[..., column] = np.where(live, value, 0)
     plan[..., POINT] = block.points
-    folds[table[:, 0], table[:, 1]] = table[:, -1]
-    return plan, folds, cursors
+    return plan, live & (path.last_flag > 0), after
 
 
 def _moved(design: Compiled, state: EmulatedState, block: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

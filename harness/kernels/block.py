@@ -9,7 +9,6 @@ block's committed tokens are gathered.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.compiled.course import course
 from harness.kernels.measure import Measure, relative
 from harness.kernels.steps import Inputs, Steps
-from harness.reference.calls import Seen
+from harness.reference.calls import Seen, within
 from harness.repeated import Repeated
 from harness.ring import Cursors
 from harness.tokens import on_device
@@ -47,40 +47,34 @@ class Plan:
     at: list[Tensor]  # step, slot and lane of every committed token, [B, T]
 
 
-def commit(cursors: Cursors, slots: Sequence[int], accepted: Sequence[int], fold_current: bool) -> None:
-    """Move cursors as a commit and the folds that belong to it do; fold_current: as Emulated.commit has it."""
-    current = cursors.current(slots, accepted) if fold_current else []
-    full = cursors.commit(slots, accepted)
-    cursors.absorb(current)
-    cursors.absorb(full)
-
-
 def plan_of(cursors: Cursors, windows: Windows, block: Any, device: Any, fold_current: bool = False) -> Plan:
     """Move a copy of the cursors through a block. Raises RingError as they do, before anything is launched."""
-    cursors = copy.deepcopy(cursors)
     W, B = windows.lengths.shape
+    path, after = course(cursors, windows.lengths, block.accepted, fold_current)
     history, folded = (np.zeros((B, block.most), dtype=kind) for kind in (np.int64, bool))
     table = np.full((4, W, -(-B // ALIGN) * ALIGN), -1, dtype=np.int32)
     table[0, :, :B] = np.where(windows.lengths > 0, block.accepted, -1)
-    live = 0
-    steps = zip(windows.lengths.tolist(), block.accepted.tolist(), block.points.tolist(), strict=True)
-    for i, (lengths, accepted, points) in enumerate(steps):
-        slots = [b for b, m in enumerate(lengths) if m]
-        cursors.verify(slots, [lengths[b] for b in slots])
-        commit(cursors, slots, [accepted[b] for b in slots], fold_current)
-        live += bool(slots)
-        here = [b for b, p in enumerate(points) if p >= 0]
-        if here:
-            reached, w = [points[b] for b in here], [cursors.write_pos[b] for b in here]
-            table[1:, i, : len(here)] = here, reached, w
-            history[here, reached] = w
-            folded[here, reached] = [cursors.is_flush[b] or cursors.write_pos[b] == 0 for b in here]
+    i, here = np.nonzero(block.points >= 0)
+    reached, w = block.points[i, here], path.last_end[i, here]
+    table[1:, i, within(np.bincount(i, minlength=W))] = here, reached, w
+    history[here, reached] = w
+    folded[here, reached] = (path.last_flag[i, here] > 0) | (w == 0)
     looked = table[1] >= 0
     _, step, lane = block.committed
     rows, look, *at = on_device(
         device, table, np.flatnonzero(looked), step, np.arange(B)[:, None], lane
     )  # fmt: skip
-    return Plan(rows, live, table[1][looked], table[2][looked], look, history, folded, cursors, at)
+    return Plan(
+        rows,
+        int((windows.lengths > 0).any(1).sum()),
+        table[1][looked],
+        table[2][looked],
+        look,
+        history,
+        folded,
+        after,
+        at,
+    )
 
 
 def planned(state: TritonState, windows: Windows, block: Any, fold_current: bool) -> Plan:

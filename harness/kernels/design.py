@@ -152,7 +152,7 @@ class Triton(Emulated):
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """As Emulated.commit."""
         assert isinstance(state, TritonState)
-        whole.commit(state.cursors, slots, accepted, self.spec.fold_current)
+        state.cursors.absorb(state.cursors.step(slots, accepted, self.spec.fold_current))
         if not slots:
             return
         counts = [-1] * state.slots

@@ -94,8 +94,7 @@ class Emulated:
     def commit(self, state: EmulatedState, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """Keep accepted[i] tokens of the window just verified on slots[i]; 0 only for an aborted request."""
         cursors = state.cursors
-        current = cursors.current(slots, accepted) if self.spec.fold_current else []
-        full = cursors.commit(slots, accepted)
+        full = cursors.step(slots, accepted, self.spec.fold_current)
         if not slots:
             return
         for slot, n in zip(slots, accepted, strict=True):
@@ -108,8 +107,6 @@ class Emulated:
                 self._take(state, slots, accepted, run)
             run.advance(max(accepted))
             run.close()
-        # a token folded as it was decoded leaves no record behind
-        cursors.absorb(current)
         if self.spec.fold == "snapshot":
             cursors.absorb(full)
         elif full:
