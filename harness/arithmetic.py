@@ -7,7 +7,8 @@ single rounding can be switched off, or be the only one left on.
 Spelling in configuration files:
   rounding  format[x2][:mode]   bf16   tf32:zero   bf16x2 (a high and a low part)   bf16:stochastic   exact
   dot       precision[/n[s]]    ieee   tf32   tf32x3   bf16   bf16x2   bf16x4   fp16   exact; /32 accumulates in
-                                blocks of 32 products in order, /32s in as many interleaved strides
+                                blocks of 32 products in order, /32s in as many interleaved strides; ieee/1 is a chain
+                                of fused multiply-adds
 """
 
 from __future__ import annotations
@@ -187,18 +188,24 @@ class Dot:
         return self.chain(total, -(-x[0].shape[-1] // self.block), init) if blocked else acc(total)
 
     def chain(self, sums: Tensor, blocks: int, total: Tensor | None) -> Tensor:
-        """Add the sums of the blocks, [N, R, blocks*C], one after the other, rounding each time."""
+        """Add the sums of the blocks, [N, R, blocks*C], one after the other, rounding each time.
+
+        Onto a total each is added as it is, as a fused unit does; without one they are partial sums, rounded too.
+        """
+        if total is not None:
+            for part in sums.chunk(blocks, -1):
+                total = self.accumulate(total + part)
+            return total
         if self.accumulate.native:
             # adding fp32 numbers in fp32 is that rounding
-            parts = sums.to(torch.float32).chunk(blocks, -1)
-            low = parts[0] if total is None else total.to(torch.float32) + parts[0]
-            for part in parts[1:]:
-                low = low + part
-            return low.to(torch.float64)
-        for part in self.accumulate(sums).chunk(blocks, -1):
-            total = part if total is None else self.accumulate(total + part)
-        assert total is not None
-        return total
+            first, *parts = sums.to(torch.float32).chunk(blocks, -1)
+            for part in parts:
+                first = first + part
+            return first.to(torch.float64)
+        first, *parts = self.accumulate(sums).chunk(blocks, -1)
+        for part in parts:
+            first = self.accumulate(first + part)
+        return first
 
 
 def _read(x: Tensor, how: Rounding, of: Rounding, x3: bool = False) -> Operand:

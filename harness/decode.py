@@ -107,6 +107,10 @@ class Stream:
                     parts[slot].append(block.map(itemgetter((slot, span))))
         return _stack([_join(part) for part in parts])
 
+    def forget(self) -> None:
+        """Let go of the blocks at hand, which would be given back to the stream of a device that they were made on."""
+        self._recent.clear()
+
     def junk(self, slot: Tensor, t: Tensor, lane: Tensor) -> Tokens:
         """Rejected drafts of a slot at token t and window position lane; int64, broadcasting to [...].
 

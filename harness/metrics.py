@@ -65,19 +65,10 @@ class SinceLast:
         values [W, B, HV, Q], live [W, B]; points [W, B]: a slot's how manieth a step ends at, or -1. NaN wins over any
         number.
         """
-        W, B = live.shape
-        mine = values.swapaxes(0, 1).copy()
-        mine[~live.T] = -np.inf
-        if self.carry is not None:
-            np.maximum(mine[:, 0], self.carry, out=mine[:, 0])
-        # a slot's stretches begin with the block and behind each of its points
-        begin = np.ones((B, W), dtype=bool)
-        begin[:, 1:] = points[:-1].T >= 0
-        maxima = np.maximum.reduceat(mine.reshape(B * W, -1), np.flatnonzero(begin), axis=0)
-        maxima = maxima.reshape(-1, *values.shape[2:])
-        first = begin.sum(1).cumsum() - begin.sum(1)
-        open_ = points[-1] < 0
-        last = first + begin.sum(1) - 1
-        self.carry = np.where(open_[:, None, None], maxima[last], -np.inf)
-        step, slot = np.nonzero(points >= 0)
-        return maxima[first[slot] + points[step, slot]]
+        from harness.compiled.measure import maxima
+
+        if self.carry is None:
+            self.carry = np.full(values.shape[1:], -np.inf)
+        found = np.empty((int((points >= 0).sum()), *values.shape[2:]))
+        maxima(np.ascontiguousarray(values), live.astype(np.int64), points, self.carry, found)
+        return found

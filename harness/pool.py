@@ -36,16 +36,31 @@ def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], lis
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items of an iterator, the next one made by a thread while this one is used."""
-    mode = torch.is_inference_mode_enabled()
+    """The items of an iterator, the next one made by a thread while this one is used.
 
-    def following() -> list[T]:
-        with torch.inference_mode(mode):
-            return list(islice(items, 1))
+    On a GPU it is made on a stream of its own: on one stream, each thread would wait for what the other has launched
+    whenever it reads a number. What is at hand when an item is asked for may be given back to that stream's memory.
+    """
+    mode = torch.is_inference_mode_enabled()
+    here = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    aside = torch.cuda.Stream() if here else None
+
+    def following() -> tuple[list[T], Any]:
+        with torch.inference_mode(mode), torch.cuda.stream(aside):
+            if aside and here:
+                # memory of the item before last, given back meanwhile, may still be read by what is launched here
+                aside.wait_stream(here)
+            made = list(islice(items, 1))
+            return made, aside.record_event() if aside else None
 
     with ThreadPoolExecutor(1, "ahead") as thread:
         coming = thread.submit(following)
-        while item := coming.result():
+        while True:
+            item, made = coming.result()
+            if not item:
+                return
+            if here:
+                here.wait_event(made)
             coming = thread.submit(following)
             yield item[0]
 

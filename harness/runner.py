@@ -118,6 +118,8 @@ class Runner:
                 filler.verify(states[design.spec.name], step)
                 filler.commit(states[design.spec.name], step.slots, step.lengths)
             progress(size * B)
+        # from here on they are drawn beside the decode
+        self.stream.forget()
         arms = []
         for design in self.designs:
             state = states[design.spec.name]

@@ -88,8 +88,10 @@ class Tokens:
             "beta": ~((self.beta >= 0) & (self.beta <= 2)),
         }
         rule = {"g": "a log decay in [-inf, 0]", "beta": "in [0, 2]"}
-        for name, mask in wrong.items():
-            if mask.any():
+        # a device is asked once
+        found = torch.stack([mask.any() for mask in wrong.values()]).tolist()
+        for bad, (name, mask) in zip(found, wrong.items(), strict=True):
+            if bad:
                 at = mask.nonzero()[0].tolist()
                 value = getattr(self, name)[tuple(at)]
                 value = value if value.ndim == 0 else value[~torch.isfinite(value)][0]
@@ -104,7 +106,11 @@ def on_cpu(x: Tensor) -> bool:
 
 def on_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     """Arrays as tensors there; what is under way on a device is not waited for."""
-    return [torch.from_numpy(x).to(device, non_blocking=True) for x in arrays]
+    there = (torch.from_numpy(x) for x in arrays)
+    if device.type == "cuda":
+        # a copy out of memory that may be paged waits for the work ahead of it
+        there = (x.pin_memory() for x in there)
+    return [x.to(device, non_blocking=True) for x in there]
 
 
 def on_host(*xs: Tensor) -> tuple[list[Tensor], Callable[[], None]]:

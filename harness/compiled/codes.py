@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Dot
+from harness.arithmetic import DOTS, EXACT, PRODUCTS, SITES, Arithmetic, Dot
 from harness.compiled.common import CODES, FLAGS
 from harness.compiled.exponential import FAST
 from harness.compiled.rounding import code
@@ -24,7 +26,9 @@ def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
         dot = getattr(a.dots, name)
         if dot.x3 or dot.right.parts == 2 or (dot.left.parts == 2 and name != "state"):
             return f"product {name} reads two parts"
-        if dot.block and name not in ("recurrent", "inverse", "gram"):
+        # of blocks, a fold knows those of one record, as fp32 units add
+        turns = name == "fold" and replace(dot, block=0) == DOTS["ieee"] and dot.block == 1
+        if dot.block and name not in ("recurrent", "inverse", "gram") and not turns:
             return f"product {name} accumulates in blocks"
     recurs = spec.verify == "tokens" or spec.fold == "replay" or spec.fold_current
     if recurs and not a.dots.recurrent.right.keeps(a.sites.key):
@@ -95,6 +99,7 @@ def flags(spec: VariantSpec, a: Arithmetic) -> np.ndarray:
         "two_parts": a.dots.state.left.parts == 2,
         "raw": spec.fold == "replay",
         "replay": spec.fold == "replay",
+        "in_turn": a.dots.fold.block == 1,
     }
     return np.array([table[name] for name in FLAGS], dtype=np.int64)
 

@@ -18,9 +18,9 @@ CODES = (
  REPLAYED, STEP, RECURRENT_LEFT, RECURRENT_ACC, SNAPSHOT, TAKEN) = range(len(CODES))  # fmt: skip
 
 # what a design is, as numbers: has low parts, reads them in a verify, keeps cumulative gates, sums decays exactly, has
-# a T, reads its checkpoint in two parts, keeps raw inputs, folds by replaying them
-FLAGS = "low_k low_d read_low cumulative exact explicit two_parts raw replay".split()
-LOW_K, LOW_D, READ_LOW, CUMULATE, EXACT_DECAYS, EXPLICIT, TWO_PARTS, RAW, REPLAY = range(len(FLAGS))
+# a T, reads its checkpoint in two parts, keeps raw inputs, folds by replaying them, adds one record after the other
+FLAGS = "low_k low_d read_low cumulative exact explicit two_parts raw replay in_turn".split()
+LOW_K, LOW_D, READ_LOW, CUMULATE, EXACT_DECAYS, EXPLICIT, TWO_PARTS, RAW, REPLAY, IN_TURN = range(len(FLAGS))
 
 # one slot in one step: window length, records folded before it, where its history lies and ends, records of it that
 # the verify reads, lanes put out and where to; then, after the commit, records folded at once, where the history lies

@@ -28,6 +28,7 @@ from harness.compiled.common import (
     HISTORY_D,
     HISTORY_LEFT,
     I1,
+    IN_TURN,
     LOW_D,
     LOW_K,
     READ_LOW,
@@ -123,6 +124,20 @@ def accumulate(C, first, total, writes, c, kept, out):
             round_rows(out, a, b, c[CHECKPOINT])
 
 
+@compiled(f"{F2}, int64, float64, {F2}, {F2}, int64, {F2}, {F2}")
+def accumulate_in_turn(C, first, total, Wd, keys, n, c, out):
+    """The same with n records added one after the other in fp32, as units that are no tensor cores do."""
+    for i in range(Wd.shape[1]):
+        row = out[first + i]
+        for k in range(row.shape[0]):
+            row[k] = np.float64(np.float32(C[first + i, k] * total))
+        for j in range(n):
+            x = Wd[j, i]
+            for k in range(row.shape[0]):
+                row[k] = np.float64(np.float32(row[k] + x * keys[j, k]))
+    round_rows(out, first, first + Wd.shape[1], c[CHECKPOINT])
+
+
 @compiled(f"{F2}, {F2}, {F2}, {F3}, {F3}, {F3}, int64, int64, {I1}, {F2}, boolean, {F2}, {F1}, {F2}, {F2}, {F2}")
 def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys, W, Wd, writes, out):
     """out [r*V, K]: the state of C and a history of n records, for the r value heads of one key head.
@@ -141,5 +156,8 @@ def fold_head(C, ring_k, low_k, ring_d, low_d, g, base, n, flags, c, kept, keys,
     for r in range(ring_d.shape[0]):
         two = reads and flags[LOW_D] != 0
         total = decayed_writes(ring_d[r], low_d[r], two, g[r], base, n, flags, c, kept, W, Wd)
-        np.dot(Wd[:n].T, keys[:n], writes)
-        accumulate(C, r * V, total, writes, c, kept, out)
+        if kept and flags[IN_TURN]:
+            accumulate_in_turn(C, r * V, total, Wd, keys, n, c, out)
+        else:
+            np.dot(Wd[:n].T, keys[:n], writes)
+            accumulate(C, r * V, total, writes, c, kept, out)

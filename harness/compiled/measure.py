@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from harness.compiled.common import F1, F2, F3, F4, F5, I1, compiled, summing
+from harness.compiled.common import F1, F2, F3, F4, F5, I1, I2, compiled, summing
 from harness.compiled.rounding import MAGNITUDE, bits, copy_rounded, number, round_rows
 
 
@@ -47,6 +47,27 @@ def token_distance(x, y, at, of, out):
             error, size, _, _ = sums_and_maxima(x[at[t], h], y[of[t], h])
             scale = math.sqrt(size)
             out[h, t] = math.sqrt(error) / (scale if scale != 0 else 1.0)
+
+
+@compiled(f"{F4}, {I2}, {I2}, {F3}, {F3}")
+def maxima(values, live, points, carry, out):
+    """out [n, HV, Q]: maxima of values [W, B, HV, Q] over live [W, B] windows since each slot's last point [W, B],
+    by steps and then by slots; carry [B, HV, Q] those before the first step, then those left. NaN wins."""
+    W, B, HV, Q = values.shape
+    n = 0
+    for i in range(W):
+        for b in range(B):
+            if live[i, b]:
+                for h in range(HV):
+                    for q in range(Q):
+                        x = values[i, b, h, q]
+                        # false for a carry that is not a number, which stays
+                        if x > carry[b, h, q] or x != x:
+                            carry[b, h, q] = x
+            if points[i, b] >= 0:
+                out[n] = carry[b]
+                carry[b] = -np.inf
+                n += 1
 
 
 @compiled(f"{F5}, {F1}, {F1}, {F1}, {F1}, {F5}")
