@@ -36,12 +36,13 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots); FEW, HALF: VERIFY for few
-# windows, and for bf16 products
-VERIFY, FEW, HALF = Tiling(32, 2, 2, 3, 128), Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
+# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots). A verify beside product folds, or
+# beside replays; for few windows, and for bf16 products
+VERIFY, VERIFY_RAW = Tiling(32, 1, 2, 3), Tiling(32, 2, 2, 3, 128)
+FEW, HALF = Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
 FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
 # ieee products run on CUDA cores out of registers, of which smaller tiles take fewer
-IEEE = {VERIFY: Tiling(16, 2, 3, 3), FEW: Tiling(16, 2, 3, 3), FLUSH: Tiling(8, 1, 2, 4)}
+IEEE_VERIFY, IEEE_FLUSH = Tiling(16, 2, 3, 3), Tiling(8, 1, 2, 4)
 RECURRENT, FOLD, FOLD_REPLAY = (8, 1), (32, 4), (16, 1)  # rows and warps
 
 
@@ -137,8 +138,8 @@ class Steps:
         if not state.routed:
             self.route()
         rings = [r.get(name, none) for name in ("k_hat", "k_hat_lo", "d", "d_lo", "g", "k", "v", "beta")]
-        for flush, tiling in ((False, VERIFY), (True, REPLAY if design.spec.fold == "replay" else FLUSH)):
-            t, rows, shares = self._shared(tiling)
+        for flush in (False, True):
+            t, rows, shares = self._shared(self._tiling(flush))
             ring_verify[(B * s.H * shares,)](
                 *x, state.plan, state.counts, self.out, self.d, state.checkpoint, *rings, *self.scratch,
                 self.eps, scale, B, m, s.H, s.HV, s.K, s.V, state.spec.length, self.BK, rows, self.BS, self.BC,
@@ -188,20 +189,25 @@ class Steps:
             self.design.choices, num_warps=warps,
         )  # fmt: skip
 
+    def _tiling(self, flush: bool) -> Tiling:
+        """The tiles of a window kernel of this design."""
+        replay, state = self.design.spec.fold == "replay", self.design.options.state
+        if flush:
+            return REPLAY if replay else IEEE_FLUSH if state == "ieee" else FLUSH
+        if state == "ieee":
+            return IEEE_VERIFY
+        if self.state.slots * self.state.shape.H < 4 * self.units:
+            return FEW
+        return HALF if state == "bf16" else VERIFY_RAW if replay else VERIFY
+
     def _shared(self, t: Tiling) -> tuple[Tiling, int, int]:
-        """How a window kernel is shared out here; rows of a tile, programs per window and key head."""
-        s, heads = self.state.shape, self.state.slots * self.state.shape.H
-        if t is VERIFY and heads < 4 * self.units:
-            t = FEW
-        if self.design.options.state == "ieee":
-            t = IEEE.get(t, t)
-        if t is VERIFY and self.design.options.state == "bf16":
-            t = HALF
+        """How it is shared out here; rows of a tile, programs per window and key head."""
+        s = self.state.shape
         if self.BS > 4:
-            # it needs far more than that
+            # it needs far more registers than that
             t = t._replace(registers=None)
         rows = min(t.rows, width(s.V))
-        shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, heads))
+        shares = triton.next_power_of_2(triton.cdiv(self.units * t.wanted, self.state.slots * s.H))
         return t, rows, min(shares, triton.next_power_of_2(triton.cdiv(s.V, rows) * s.group))
 
 
