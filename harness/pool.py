@@ -6,6 +6,7 @@ They are made by the process that first asks for them, as a fork inherits a pool
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
+SWITCH = 1e-4  # seconds; the interpreter's own is fifty times that
 _made: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
@@ -53,16 +55,22 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             made = list(islice(items, 1))
             return made, aside.record_event() if aside else None
 
-    with ThreadPoolExecutor(1, "ahead") as thread:
-        coming = thread.submit(following)
-        while True:
-            item, made = coming.result()
-            if not item:
-                return
-            if here:
-                here.wait_event(made)
+    interval = sys.getswitchinterval()
+    # every launch gives the interpreter away, and would wait this long to have it back
+    sys.setswitchinterval(SWITCH)
+    try:
+        with ThreadPoolExecutor(1, "ahead") as thread:
             coming = thread.submit(following)
-            yield item[0]
+            while True:
+                item, made = coming.result()
+                if not item:
+                    return
+                if here:
+                    here.wait_event(made)
+                coming = thread.submit(following)
+                yield item[0]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def pieces(n: int, count: int) -> list[slice]:

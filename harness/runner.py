@@ -18,7 +18,7 @@ from harness import pool
 from harness.arithmetic import Conventions
 from harness.arms import Arm, decode_block
 from harness.conditioning import Found, begin_conditioning, begin_inner, has_operator
-from harness.config import Config
+from harness.config import Config, backends
 from harness.decode import Stream
 from harness.designs import designs, oracle_engine
 from harness.intervals import Intervals
@@ -37,8 +37,9 @@ Rows = tuple[str, dict[str, Any]]  # variant, column -> [n]
 PREFILL = RingSpec(64, 64, 1, "commit")
 INNER = ("inverse_residual", "operator_norm", "operator_radius")
 CACHE_BYTES = 8 << 20  # of k_hat and q_hat per block: what a core's cache can still help with
-# of all that a block holds on a device, where more steps share one bookkeeping: little beside the states and tokens
-DEVICE_BYTES = 8 << 30
+# of a device's memory for what one block holds, where more steps share one bookkeeping: two blocks are under way, and
+# what is derived from them comes on top
+DEVICE_SHARE, DEVICE_STEPS = 1 / 8, 1536
 
 
 @dataclass
@@ -253,6 +254,12 @@ def block_steps(config: Config, heads: int, device: str = "cpu") -> int:
     if device == "cpu":
         return int(np.clip(CACHE_BYTES // (8 * keys), 1, 256))
     rows = heads * model.value_heads // model.key_heads * (model.rows or model.value_dim)
-    # windows as drawn and as laid out; o and d of a design and of the oracle; a grid point of a slot in four steps
-    step = 2 * (keys + lanes * rows) + 4 * lanes * rows + config.decode.slots * rows * model.key_dim / 4
-    return int(np.clip(DEVICE_BYTES // (8 * step), 1, 512))
+    # windows as drawn and as laid out; o and d of the oracle and of every design; a grid point of a slot in four steps
+    made = 1 + len(config.variants) * len(backends(config))
+    step = 2 * (keys + lanes * rows) + 2 * lanes * rows * made + config.decode.slots * rows * model.key_dim // 4
+    return int(np.clip(DEVICE_SHARE * memory_of(device) // (8 * step), 1, DEVICE_STEPS))
+
+
+def memory_of(device: str) -> int:
+    """Bytes of a GPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory)

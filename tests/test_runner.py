@@ -152,17 +152,19 @@ def test_blocks_are_bookkeeping(steps: int) -> None:
     alike(whole, parts, columns=(*ERRORS, "slot", "head", "flush", "tokens", "history", "folded", "nonfinite_stage"))
 
 
-def test_a_block_fills_a_cache_or_a_share_of_a_device() -> None:
+def test_a_block_fills_a_cache_or_a_share_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults: blocks of a step on a device, which pay the bookkeeping in each; a block that a device cannot hold."""
     model = ModelConfig("layer", key_heads=16, value_heads=32, key_dim=128, value_dim=128, rows=None)
 
     def steps(slots: int, device: str) -> int:
         return block_steps(Config(model=model, decode=DecodeConfig(slots=slots)), 16, device)
 
-    assert steps(64, "cuda") == 64
-    # exact states of the grid points alone are 64 MiB a step
-    assert steps(64, "cuda") * 64 << 20 < 8 << 30
-    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (512, 1)
+    for memory in (24, 140):
+        monkeypatch.setattr("harness.runner.memory_of", lambda _, memory=memory: memory << 30)
+        # exact states of the grid points alone are 64 MiB a step of 64 slots
+        assert 0 < steps(64, "cuda") * (64 << 20) < (memory << 30) / 8
+        assert steps(64, "cuda") >= memory // 2
+    assert (steps(1, "cuda"), steps(100_000, "cuda")) == (1536, 1)
     assert (steps(1, "cpu"), steps(64, "cpu")) == (64, 1)
 
 

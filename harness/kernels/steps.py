@@ -36,10 +36,9 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots). A verify beside product folds, or
-# beside replays; for few windows, and for bf16 products
-VERIFY, VERIFY_RAW = Tiling(32, 1, 2, 3), Tiling(32, 2, 2, 3, 128)
-FEW, HALF = Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
+# the fastest of those measured on an H200 (H 16, HV 32, K = V = 128, 1 to 256 slots). FEW, HALF: VERIFY for few
+# windows, and for bf16 products
+VERIFY, FEW, HALF = Tiling(32, 2, 2, 3, 128), Tiling(32, 2, 3, 3), Tiling(64, 2, 2, 3)
 FLUSH, REPLAY = Tiling(32, 2, 3, 4), Tiling(32, 1, 2, 16)
 # ieee products run on CUDA cores out of registers, of which smaller tiles take fewer
 IEEE_VERIFY, IEEE_FLUSH = Tiling(16, 2, 3, 3), Tiling(8, 1, 2, 4)
@@ -198,7 +197,7 @@ class Steps:
             return IEEE_VERIFY
         if self.state.slots * self.state.shape.H < 4 * self.units:
             return FEW
-        return HALF if state == "bf16" else VERIFY_RAW if replay else VERIFY
+        return HALF if state == "bf16" else VERIFY
 
     def _shared(self, t: Tiling) -> tuple[Tiling, int, int]:
         """How it is shared out here; rows of a tile, programs per window and key head."""
