@@ -26,7 +26,7 @@ from harness.precision import FORMATS
 from harness.tokens import Shape, Tokens, on_device
 
 BLOCK = 1024
-AHEAD = 2  # blocks that are drawn on the CPU beside the one at work
+AHEAD = 2  # blocks at least that are drawn on the CPU beside the one at work
 
 
 class Stream:
@@ -87,7 +87,8 @@ class Stream:
                 self._recent.popitem(last=False)
             self._recent[b] = self._finish(self._true(b), b * BLOCK)
             if self.generator.lookup:
-                for n in range(1, AHEAD + 1):
+                # as many as the next run of tokens may need
+                for n in range(1, max(AHEAD, self._capacity + 1) + 1):
                     self._begin(b + n)
         return self._recent[b]
 

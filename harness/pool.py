@@ -5,8 +5,10 @@ They are made by the process that first asks for them, as a fork inherits a pool
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
+NICE = 5  # priority of a thread, 0 being a program's own and 19 the last
 SWITCH = 1e-4  # seconds; the interpreter's own is fifty times that
 _made: dict[int, ThreadPoolExecutor] = {}  # by process
 
@@ -31,10 +34,17 @@ def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], lis
         return lambda: done
     mine = os.getpid()
     if mine not in _made:
-        # the thread that asks has work of its own; a team of OpenMP in each of the others would be one too many
-        _made[mine] = ThreadPoolExecutor(max(1, cores() - 1), "harness", torch.set_num_threads, (1,))
+        _made[mine] = ThreadPoolExecutor(max(1, cores() - 1), "harness", _yielding)
     futures = [_made[mine].submit(task) for task in tasks]
     return lambda: [future.result() for future in futures]
+
+
+def _yielding() -> None:
+    """Leave a core to the threads that launch, which have work of their own; a team of OpenMP in each thread would be
+    one too many."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
