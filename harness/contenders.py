@@ -153,6 +153,8 @@ class Settled:
 
     def output(self, cursors: Tensor) -> Tensor:
         """Of the timed window of set 0, at these cursors. A flush leaves the state folded."""
+        # what the run before has left there would agree
+        self.steps[0].out.fill_(torch.nan)
         self.steps[0].place(cursors)
         self.verifies[0]()
         return self.steps[0].out.clone()

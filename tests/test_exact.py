@@ -6,8 +6,10 @@ literal ends.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -142,6 +144,33 @@ def test_no_global_precision_reaches_a_reference(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mpmath, "workdps", 4)
     after = exact.decode(S, tokens, BITS)
     assert before.bits == after.bits and (before.S == after.S).all() and (before.o == after.o).all()
+
+
+def misused(tree: ast.AST) -> list[int]:
+    """Lines that set a precision for everybody, or make a number of many digits out of a decimal."""
+    found = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(t, ast.Attribute) and t.attr in ("prec", "dps", "workprec", "workdps") for t in targets):
+            found.append(node.lineno)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("mpf", "arb"):
+            value = getattr(node.args[0], "value", None) if node.args else None
+            if isinstance(value, str) or (isinstance(value, float) and value * 2**20 % 1):
+                found.append(node.lineno)
+    return found
+
+
+def test_precision_comes_from_a_context_and_numbers_from_binary_ones() -> None:
+    """Fault (H4, mpmath#608, #636): `mp.prec = 100` in one file that changes every other, an attribute of a module that
+    was set and does nothing, the double nearest to 0.1 taken for 0.1."""
+    for bad in ("mpmath.mp.dps = 50", "mpmath.workdps = 50", "mp.prec += 10", "x = mpf(0.1)", "mpmath.mpf('0.1')"):
+        assert misused(ast.parse(bad)) == [1], bad
+    assert not misused(ast.parse("with mpmath.workprec(400):\n    x = mpmath.mpf(0.375) + mpmath.mpf(v)"))
+    root = Path(exact.__file__).parents[2]
+    files = [p for folder in ("harness", "tests") for p in (root / folder).rglob("*.py")]
+    assert len(files) > 100
+    wrong = {p.name: lines for p in files if (lines := misused(ast.parse(p.read_text())))}
+    assert not wrong
 
 
 def test_bits_that_are_not_there_are_refused() -> None:

@@ -40,6 +40,40 @@ def test_it_is_the_rational_one(m: int) -> None:
             assert abs(Fraction(int(found.T[i, j]), 1 << found.bits) - T[i][j]) <= largest * Fraction(1, 1 << 200)
 
 
+SCALES = 10.0 ** (2 * np.arange(12))
+SCALED = {
+    # determinants and pivots measured by the largest entry are zero here; every one of these has determinant 1
+    "falling": lower(12, 1.0) / SCALES[:, None] * SCALES,
+    "rising": lower(12, 1.0) * SCALES[:, None] / SCALES,
+    "two, rising": np.array([[0, 0], [1e30, 0]]),
+    "two, falling": np.array([[0, 0], [1e-30, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_matrix_that_fp64_calls_singular_is_inverted(name: str) -> None:
+    """Fault (H4, mpmath#269): a solver that takes what is small beside the norm for zero, or raises. Entries of 1e-22
+    beside 1 are 73 bits down: asked for 60 of theirs, they are there."""
+    A = SCALED[name]
+    found, T = exact_inverse.inverse(A, 60 + 100), rational.inverse(A)
+    for i, j in zip(*np.nonzero(A), strict=True):
+        assert abs(Fraction(int(found.T[i, j]), 1 << found.bits) - T[i][j]) <= abs(T[i][j]) * Fraction(1, 1 << 60)
+
+
+def test_it_checks_itself_by_another_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault (H4): a check by more digits of the same formula, which any wrong one passes."""
+    A, right = lower(9, 1.0), exact_inverse._formed
+
+    def wrong(a: np.ndarray, w: int, order: int | None) -> np.ndarray:
+        T = right(a, w, order)
+        T[7, 2] += T[7, 3]
+        return T
+
+    monkeypatch.setattr(exact_inverse, "_formed", wrong)
+    with pytest.raises(HarnessError, match=r"^A: T \(I\+A\) is not the identity to 60 bits"):
+        exact_inverse.inverse(A, 60)
+
+
 def test_bits_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults: the second precision not compared, or compared by another scale; NaN turned into a number."""
     A = lower(24, 1.0)

@@ -109,6 +109,19 @@ def test_a_random_triangular_matrix_is_measured_all_the_same() -> None:
         assert found["nonfinite"] == 0
 
 
+def test_a_condition_number_beyond_what_fp64_resolves() -> None:
+    """Fault (H4, mpmath#269): a matrix that is numerically singular has the condition number of the rounding. Between
+    the norms of 2 and of infinity lies a factor m; T is known entry by entry."""
+    rising = torch.zeros(1, 2, 2, dtype=torch.float64)
+    rising[0, 1, 0] = 1e30
+    wild = 4 * torch.randn(2, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tril(-1)
+    for A, least in ((rising, 1e59), (wild, 1e20)):
+        found = inversion.condition(A, inverse_of("substitution").form(A, Arithmetic()))
+        m = A.shape[-1]
+        assert (found["cond_inf"] > least).all()
+        assert (found["cond_2"] >= found["cond_inf"] / m).all() and (found["cond_2"] <= found["cond_inf"] * m).all()
+
+
 def test_an_overflow_is_counted_and_its_stage_named() -> None:
     """Faults: a method that overflows dropped from the rows, read as error 0, or blamed on what comes after."""
     m, names = 32, ["substitution", "doubling", "horner"]

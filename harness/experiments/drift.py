@@ -87,7 +87,8 @@ def identity(made: list[Emulated], device: str) -> dict[str, Any]:
 
 
 def formats_of(design: Emulated, device: str) -> dict[str, Any]:
-    """One variant in the manifest: what its file asks for, and what every site and product did in this run."""
+    """One variant in the manifest: what its file asks for, what every site and product did in this run, and what the
+    tensors of its state are."""
     spec = design.spec
     return {
         "backend": design.backend,
@@ -100,6 +101,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
         "exp": "fast" if design.arithmetic.fast else "rounded",
         "requested": {"sites": spec.sites, "dots": spec.dots, "conventions": spec.conventions},
         "effective": design.arithmetic.shown(),
+        "tensors": design.tensors(device),
     }
 
 

@@ -57,6 +57,12 @@ class Emulated:
     def _state(self, shape: Shape, slots: int, device: Any) -> EmulatedState:
         return EmulatedState(shape, self.ring, slots, self.records, device)
 
+    def tensors(self, device: Any) -> dict[str, str]:
+        """What a state is made of, field -> dtype: here fp64 carriers of whatever format, of a kernel its own."""
+        state = self._state(Shape(1, 1, 1, 1), 1, device)
+        held = {"checkpoint": state.checkpoint, **state.records}
+        return {name: str(x.dtype).removeprefix("torch.") for name, x in held.items()}
+
     def reset(self, state: EmulatedState, slots: Sequence[int], initial: Tensor) -> None:
         """Hand `slots` to new sequences starting at initial [n, HV, V, K]."""
         expected = (len(slots), state.shape.HV, state.shape.V, state.shape.K)

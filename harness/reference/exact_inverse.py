@@ -2,8 +2,9 @@
 
 Row by row, T_i = e_i - sum_{l<i} A_il T_l, or Horner's X <- I - A X. A row loses m units of the last place, and later
 rows multiply that, so w has guard bits; and as in harness.reference.exact all is computed a second time with MORE bits
-and refused where the two differ. For windows of a dozen tokens harness.reference.rational needs no bits at all, and
-with python-flint harness.reference.balls has an enclosure.
+and refused where the two differ. A fault that both have is seen by what is left of T (I+A) - I, none of whose sums is
+one of the substitution. For windows of a dozen tokens harness.reference.rational needs no bits at all, and with
+python-flint harness.reference.balls has an enclosure.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def inverse(A: np.ndarray | Tensor, bits: int, order: int | None = None) -> Exac
     """T of one A [m, m], strictly lower, to 2^-bits of its largest entry; order: sum_{p <= order} (-A)^p instead.
 
     Raises ConfigError for a wrong count of bits, and HarnessError for an A that is not finite or not strictly lower,
-    or where two precisions differ by more than 2^-bits.
+    where two precisions differ by more than 2^-bits, or where T is no inverse to that.
     """
     a = np.asarray(A, np.float64)
     if bits < 1:
@@ -47,7 +48,20 @@ def inverse(A: np.ndarray | Tensor, bits: int, order: int | None = None) -> Exac
     apart, largest = np.abs((first << MORE) - second).max(), np.abs(second).max()
     if apart << bits > largest:
         raise HarnessError(f"A: its inverse does not have {bits} bits: two precisions differ by {apart} of {largest}")
-    return ExactInverse(second, bits + GUARD + MORE)
+    found = ExactInverse(second, bits + GUARD + MORE)
+    if order is None:
+        _hold(found, a, bits)
+    return found
+
+
+def _hold(found: ExactInverse, a: np.ndarray, bits: int) -> None:
+    """Refuse a T for which T (I+A) is not I to what T is known to, at twice its digits: no product is rounded."""
+    w, eye = found.bits, fixed(np.eye(len(a)), found.bits)
+    I_A = eye + fixed(a, w)
+    left = np.abs(found.T @ I_A - (eye << w)).max()
+    # an entry of T may be off by 2^-bits max|T|
+    if left << bits > np.abs(found.T).max() * np.abs(I_A).sum(0).max():
+        raise HarnessError(f"A: T (I+A) is not the identity to {bits} bits: {left} units of 2^-{2 * w} are left")
 
 
 def _formed(a: np.ndarray, w: int, order: int | None) -> np.ndarray:
