@@ -27,6 +27,8 @@ MEANINGS = {
     "decode.seed": "seed of slot 0, >= 0",
     "ring.max_window": "largest window a verify may bring, in tokens",
     "precision.name": "label of the preset",
+    "backend": "emulated | triton | outside (what a variant's design: names) | auto "
+    "(outside, else triton on a GPU where there is a kernel); or a list to compare",
     "variants": "implementations to run side by side; see VARIANTS",
     "results_dir": "where run directories and sweep records go",
 }
