@@ -33,11 +33,22 @@ class Look(NamedTuple):
 
 
 def looks(
-    design: Emulated, state: Any, windows: Windows, accepted: np.ndarray, lanes: np.ndarray, every: int = 1
+    design: Emulated,
+    state: Any,
+    windows: Windows,
+    accepted: np.ndarray,
+    lanes: np.ndarray,
+    *,
+    steps: range | None = None,
+    read: bool = True,
 ) -> Iterator[Look]:
-    """A look per step. accepted [W, B]; lanes [W, B]: of o and d those before it count; every: steps between reads."""
+    """A look per step, of those in `steps` or all. accepted [W, B]; lanes [W, B]: of o and d those before it count.
+
+    read  every step's states; else the last step's alone
+    """
     m, slots = windows.m, range(state.slots)
-    for i in range(len(accepted)):
+    steps = range(windows.W) if steps is None else steps
+    for i in steps:
         step = Step(windows, i)
         result = design.verify(state, step)
         (live,) = on_device(windows.g.device, np.arange(m) < lanes[i][:, None])
@@ -46,7 +57,7 @@ def looks(
         assert o is not None
         design.commit(state, step.slots, accepted[i][step.slots].tolist())
         served = kept = None
-        if i % every == every - 1 or i == len(accepted) - 1:
+        if read or i == steps[-1]:
             # the second read may work where the first result lies
             served = design.read(state, "served", slots).clone()
             kept = design.read(state, "kept", slots).clone()

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError
-from harness.protocol import Design
+
+if TYPE_CHECKING:
+    from harness.protocol import Design
 
 GROUP = "replayssm_harness.designs"
 CALLS = ("create", "verify", "commit", "read")
@@ -41,6 +43,9 @@ class Plugin:
 
     def make(self) -> Design:
         """The implementation. Raises ConfigError where it cannot be made, or lacks a call or an argument."""
+        # torch comes with it, and a name that is refused must not wait for that
+        from harness.protocol import Design
+
         try:
             made = self.factory()
         except Exception as error:

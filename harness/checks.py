@@ -1,0 +1,314 @@
+"""What a ring kernel may get wrong, a check each, on the four calls alone.
+
+A distance is relative to the exact state (for o and d: to what a token of that head may have at most), of one slot and
+head. A unit is what the declared roundings do to that slot and head by themselves: the largest distance so far between
+the emulation of the declaration and exact arithmetic, at least one roundoff of the format the quantity is kept in. Two
+legitimate orders of the same sums lie within ALLOWED units of each other. Where an implementation computes in fp64 on
+request, its formula and its bookkeeping are held to exact arithmetic itself, a unit being 16 K roundoffs of fp64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.arithmetic import Arithmetic, Rounding
+from harness.config import DecodeConfig
+from harness.decode import Stream
+from harness.looks import QUANTITIES, Look, looks
+from harness.outside import Outside
+from harness.precision import FORMATS
+from harness.reference.emulated import Emulated
+from harness.ring import RingSpec
+from harness.tokens import Shape, Tokens
+from harness.variants import VariantSpec
+from harness.window import Windows
+
+# kernels lie up to 2.4 units from exact arithmetic where their emulation lies one (results/LOG.md): 3.4 apart at most
+ALLOWED = 4
+IDLE, ABORTED, RESET = 0.25, 0.1, 0.05  # shares of windows without a token, of those given up, of tokens that reset
+
+
+class Place(NamedTuple):
+    """Where something is first wrong, and by how much: units, or None where bits ought to agree."""
+
+    step: int
+    slot: int
+    head: int
+    quantity: str
+    off: float
+    units: float | None = None
+
+
+@dataclass
+class Outcome:
+    """pass, FAIL or skipped, with one phrase that says what was found; worst: the most units of each quantity."""
+
+    result: str
+    note: str
+    first: Place | None = None
+    worst: dict[str, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tokens [W, B, m, ..] in windows of lengths [W, B] of which accepted [W, B] are kept, from initial states."""
+
+    tokens: Tokens
+    lengths: np.ndarray
+    accepted: np.ndarray
+    initial: Tensor
+
+
+class Subject:
+    """A design under test, the layer and the inputs it is tested on, and what it is compared with."""
+
+    def __init__(self, design: Emulated, shape: Shape, slots: int, steps: int, seed: int, device: str):
+        self.design, self.shape, self.steps, self.device = design, shape, steps, device
+        self.m, self.aborts = design.ring.max_window, not design.spec.fold_current
+        self.stream = Stream(DecodeConfig(slots=slots, tokens=1 << 20, seed=seed), shape, device=device)
+        self.initial, self.seed = self.stream.initial_state(), seed
+        # one piece per window, folded as it is committed: harness.reference.oracle, step by step
+        ring = RingSpec(design.ring.length, self.m, 1, "commit")
+        self.exact = Emulated(VariantSpec("exact"), ring, Arithmetic(conventions=design.arithmetic.conventions))
+        self.emulation = Emulated(design.spec, design.ring, design.arithmetic)
+
+    def draw(self, part: int, steps: int) -> Tokens:
+        """Tokens [steps, B, m, ..]; those of another part are others."""
+        B, m = len(self.initial), self.m
+        tokens = self.stream.tokens(torch.full((B,), part * self.steps * m), steps * m)
+        return tokens.map(lambda x: x.reshape(B, steps, m, *x.shape[2:]).transpose(0, 1).contiguous())
+
+    def full(self) -> Case:
+        """Whole windows, all accepted, from an empty ring through its first fold; slot 0 meets resets of g = -160."""
+        assert self.design.ring.flush_at is not None
+        tokens, rng = self.draw(0, steps := -(-self.design.ring.flush_at // self.m) + 1), self.draws(0)
+        tokens.g[:, 0][torch.from_numpy(rng.random(tokens.g[:, 0].shape) < RESET)] = -160.0
+        lengths = np.full((steps, len(self.initial)), self.m)
+        return Case(tokens, lengths, lengths, self.initial)
+
+    @cached_property
+    def ragged(self) -> Case:
+        """Windows of 1 to m tokens and idle slots between them, any number accepted, some windows given up."""
+        size, rng = (self.steps, len(self.initial)), self.draws(1)
+        lengths = np.where(rng.random(size) < IDLE, 0, rng.integers(1, self.m + 1, size))
+        accepted = np.minimum(rng.integers(1, self.m + 1, size), lengths)
+        if self.aborts:
+            accepted[rng.random(size) < ABORTED] = 0
+        return Case(self.draw(1, self.steps), lengths, accepted, self.initial)
+
+    def draws(self, part: int) -> np.random.Generator:
+        """Numbers of a part, whatever others have drawn."""
+        return np.random.default_rng([self.seed, part])
+
+    def follow(
+        self, design: Emulated, case: Case, *, state: Any = None, lanes: np.ndarray | None = None, **how: Any
+    ) -> Iterator[Look]:
+        """harness.looks of a design on a case, from a new pool unless there is a state."""
+        if state is None:
+            state = self.pool(design, case.initial)
+        windows = Windows(case.tokens, case.lengths, self.shape)
+        yield from looks(design, state, windows, case.accepted, case.lengths if lanes is None else lanes, **how)
+
+    def pool(self, design: Emulated, initial: Tensor) -> Any:
+        """A new state."""
+        return design.create(self.shape, len(initial), initial, device=self.device)
+
+
+def distances(x: Look, y: Look, truth: Look, K: int) -> dict[str, Tensor]:
+    """Relative distances of two looks, {quantity: [B, HV]}, of what both have."""
+    assert truth.served is not None
+    size = torch.linalg.vector_norm(truth.served.flatten(2), dim=-1)
+    found = {}
+    for name in QUANTITIES:
+        a, b, t = (getattr(look, name) for look in (x, y, truth))
+        if a is None or b is None:
+            continue
+        if name in ("served", "kept"):
+            off, scale = torch.linalg.vector_norm((a - b).flatten(2), dim=-1), size
+        else:
+            # what a token reads of the state, and what the state predicts of it, may cancel
+            off, scale = (torch.linalg.vector_norm(z, dim=2).amax(-1) for z in (a - b, t))
+            scale = scale + size * (K**-0.5 if name == "o" else 1)
+        found[name] = off / torch.where(scale == 0, 1.0, scale)
+    return found
+
+
+def roundoffs(a: Arithmetic) -> dict[str, float]:
+    """u of the format each quantity is kept in."""
+
+    def u(r: Rounding) -> float:
+        one = 2.0**-53 if r.exact else FORMATS[r.format].u * (1 if r.mode == "nearest" else 2)
+        return one**r.parts
+
+    return {"o": u(a.sites.output), "d": u(a.sites.d), "served": u(a.sites.checkpoint), "kept": u(a.sites.checkpoint)}
+
+
+def held(s: Subject, case: Case, *, emulated: bool = False) -> Outcome:
+    """A design on a case beside exact arithmetic, in fp64 if it can be; emulated: beside its emulation instead."""
+    wide = None if emulated else s.design.exactly()
+    design, K = wide or s.design, s.shape.K
+    least = dict.fromkeys(QUANTITIES, 16 * K * 2.0**-53) if wide else roundoffs(s.design.arithmetic)
+    unit: dict[str, Tensor] = {}
+    first: Place | None = None
+    worst: dict[str, Place] = {}
+    own = s.follow(s.exact if wide else s.emulation, case)
+    for x, e, t in zip(s.follow(design, case), own, s.follow(s.exact, case), strict=True):
+        for name, level in distances(e, t, t, K).items():
+            unit[name] = torch.maximum(unit.get(name, torch.full_like(level, least[name])), level)
+        for name, off in distances(x, e if emulated else t, t, K).items():
+            units = off / unit[name]
+            # NaN is beyond any allowance
+            rank = torch.where(units.isnan(), torch.inf, units)
+            slot, head = divmod(int(rank.argmax()), rank.shape[1])
+            top = Place(x.step, slot, head, name, float(off[slot, head]), float(units[slot, head]))
+            if name not in worst or not float(rank.max()) <= _rank(worst[name]):
+                worst[name] = top
+            if first is None and (rank > ALLOWED).any():
+                slot, head = (rank > ALLOWED).nonzero()[0].tolist()
+                first = Place(x.step, slot, head, name, float(off[slot, head]), float(units[slot, head]))
+    most = max(map(_rank, worst.values()))
+    how = "in fp64" if wide else "of its emulation's own error"
+    return Outcome("FAIL" if first else "pass", f"at most {most:.2g} of {ALLOWED} units {how}", first, worst)
+
+
+def _rank(place: Place) -> float:
+    assert place.units is not None
+    return float("inf") if np.isnan(place.units) else place.units
+
+
+def alike(one: Iterator[Look], two: Iterator[Look], slots: list[int] | None = None) -> Outcome:
+    """Whether two runs agree in every bit that both have, in some slots or all; NaN agrees with nothing."""
+    for x, y in zip(one, two, strict=True):
+        for name in QUANTITIES:
+            a, b = getattr(x, name), getattr(y, name)
+            if a is None or b is None:
+                continue
+            if found := differing(x.step, name, a, b, slots):
+                return Outcome("FAIL", "", found)
+    return Outcome("pass", "every bit")
+
+
+def differing(step: int, name: str, a: Tensor, b: Tensor, slots: list[int] | None = None) -> Place | None:
+    """The first slot, of those in `slots`, and head in which a and b [B, HV, ..] differ in a bit."""
+    for slot in range(len(a)) if slots is None else slots:
+        x, y = a[slot].flatten(1), b[slot].flatten(1)
+        # NaN is equal to nothing
+        if not torch.equal(x, y):
+            head = int(((x != y) | x.isnan()).any(-1).nonzero()[0])
+            return Place(step, slot, head, name, float((x[head] - y[head]).abs().amax()))
+    return None
+
+
+def identity(s: Subject) -> Outcome:
+    return held(s, s.full())
+
+
+def cursor(s: Subject) -> Outcome:
+    return held(s, s.ragged)
+
+
+def departure(s: Subject) -> Outcome:
+    return held(s, s.ragged, emulated=True)
+
+
+def poison(s: Subject) -> Outcome:
+    # the last slot is free; a window that is given up leaves its records behind the history
+    case = s.ragged
+    lengths = case.lengths.copy()
+    lengths[:, -1] = 0
+    clean = replace(case, lengths=lengths, accepted=np.minimum(case.accepted, lengths))
+    lost = torch.from_numpy((clean.accepted == 0) & (lengths > 0)).to(case.tokens.g.device)
+    initial = case.initial.clone()
+    initial[-1] = torch.nan
+    tokens = case.tokens.map(lambda x: x.masked_fill(lost.view(*lost.shape, *(1,) * (x.ndim - 2)), torch.nan))
+    foul = replace(clean, tokens=tokens, initial=initial)
+    design = copy.copy(s.design)
+    if isinstance(design, Outside):
+        design.pad = torch.nan
+    lanes = np.where(clean.accepted > 0, lengths, 0)
+    others = list(range(len(initial) - 1))
+    return alike(s.follow(s.design, clean, lanes=lanes), s.follow(design, foul, lanes=lanes), others)
+
+
+def idle(s: Subject) -> Outcome:
+    before: Look | None = None
+    for look in s.follow(s.design, s.ragged):
+        slots = np.flatnonzero(s.ragged.lengths[look.step] == 0).tolist()
+        for name in ("served", "kept") if before else ():
+            if found := differing(look.step, name, getattr(look, name), getattr(before, name), slots):
+                return Outcome("FAIL", "", found)
+        before = look
+    return Outcome("pass", "every bit")
+
+
+def rejection(s: Subject) -> Outcome:
+    case, other = s.ragged, s.draw(2, s.steps)
+    lost = np.arange(s.m) >= case.accepted[..., None]
+    there = torch.from_numpy(lost).to(case.tokens.g.device)
+
+    def mixed(name: str) -> Tensor:
+        x = getattr(case.tokens, name)
+        return torch.where(there.view(*there.shape, *(1,) * (x.ndim - 3)), getattr(other, name), x)
+
+    changed = replace(case, tokens=Tokens(*map(mixed, ("q", "k", "v", "g", "beta"))))
+    one, two = (s.follow(s.design, c, lanes=case.accepted) for c in (case, changed))
+    return alike(one, two)
+
+
+def reuse(s: Subject) -> Outcome:
+    if isinstance(s.design, Outside) and not hasattr(s.design.own, "reset"):
+        return Outcome("skipped", "it has no call reset")
+    case, B = s.ragged, len(s.initial)
+    state = s.pool(s.design, 100 * case.initial)
+    for _ in s.follow(s.design, replace(case, tokens=s.draw(2, s.steps)), state=state, steps=range(s.steps // 2)):
+        pass
+    s.design.reset(state, range(B), torch.full_like(case.initial, torch.nan))
+    s.design.reset(state, range(B)[::-1], case.initial.flip(0))
+    return alike(s.follow(s.design, case), s.follow(s.design, case, state=state))
+
+
+def read(s: Subject) -> Outcome:
+    state = s.pool(s.design, s.initial)
+    outcome = alike(s.follow(s.design, s.ragged, read=False), s.follow(s.design, s.ragged, state=state))
+    slots = list(range(len(s.initial)))
+    for name in ("served", "kept") if outcome.first is None else ():
+        there = s.design.read(state, name, slots).clone()
+        if found := differing(s.steps - 1, name, there, s.design.read(state, name, slots[::-1]).flip(0)):
+            return Outcome("FAIL", "", found)
+    return outcome
+
+
+def repeat(s: Subject) -> Outcome:
+    return alike(s.follow(s.design, s.ragged), s.follow(s.design, s.ragged))
+
+
+def clone(s: Subject) -> Outcome:
+    state, half = s.pool(s.design, s.initial), s.steps // 2
+    for _ in s.follow(s.design, s.ragged, state=state, steps=range(half), read=False):
+        pass
+    twin = state.clone()
+    rest = [list(s.follow(s.design, s.ragged, state=x, steps=range(half, s.steps), read=False)) for x in (state, twin)]
+    return alike(iter(rest[0]), iter(rest[1]))
+
+
+# name -> check, and what it guards against
+CHECKS: dict[str, tuple[Callable[[Subject], Outcome], str]] = {
+    "identity": (identity, "the formula: norm, gate, decay, inverse, head map, fold"),
+    "cursor": (cursor, "the ring: ragged windows, wraps, rejections, aborts, every read"),
+    "poison": (poison, "NaN in padded lanes, in rows behind a history, in free slots"),
+    "idle": (idle, "slots that are not in a step"),
+    "rejection": (rejection, "what a rejected draft leaves behind"),
+    "reuse": (reuse, "what a slot's tenant leaves to the next"),
+    "read": (read, "a read that changes something, or mixes slots"),
+    "repeat": (repeat, "the same call with another result"),
+    "clone": (clone, "a copy that shares memory"),
+    "departure": (departure, "other roundings than those declared"),
+}
