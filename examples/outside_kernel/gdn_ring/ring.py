@@ -57,7 +57,7 @@ class Ring:
         o = decay * read + (E * (queries @ keys.mT)) @ d
         # lanes behind a window's length are not written: their rows may hold history
         at, j = lane.nonzero(as_tuple=True)
-        row = (cursors.cache_base[slots] + w)[at] + j & state.mask
+        row = ((cursors.cache_base[slots] + w)[at] + j) & state.mask
         slot = slots[at]
         state.d[slot, row], state.k[slot, row], state.g[slot, row] = d[at, :, j], k[at, :, j], g[at, :, j]
         return o, d
@@ -79,7 +79,7 @@ class Ring:
     def history(self, state: Any, slots: Tensor, cursors: Any, count: Tensor) -> tuple[Tensor, ...]:
         """S decayed to the end of `count` [n] records, what each record still weighs [n, HV, w], and d and k_hat."""
         j = torch.arange(max(int(count.max()), 1), device=slots.device)
-        row, inside = cursors.cache_base[slots][:, None] + j & state.mask, j < count[:, None]
+        row, inside = (cursors.cache_base[slots][:, None] + j) & state.mask, j < count[:, None]
         # a select, as rows behind the history may hold NaN
         d, k, g = (
             torch.where(inside.view(*inside.shape, *(1,) * (x.ndim - 2)), x[slots[:, None], row], 0)
