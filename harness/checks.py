@@ -143,8 +143,8 @@ def distances(x: Look, y: Look, truth: Look, K: int) -> dict[str, Tensor]:
     return found
 
 
-def roundoffs(a: Arithmetic) -> dict[str, float]:
-    """u of the format each quantity is kept in."""
+def least_units(a: Arithmetic) -> dict[str, float]:
+    """One roundoff of the format each quantity is kept in."""
 
     def u(r: Rounding) -> float:
         one = 2.0**-53 if r.exact else FORMATS[r.format].u * (1 if r.mode == "nearest" else 2)
@@ -157,7 +157,7 @@ def held(s: Subject, case: Case, *, emulated: bool = False) -> Outcome:
     """A design on a case beside exact arithmetic, in fp64 if it can be; emulated: beside its emulation instead."""
     wide = None if emulated else s.design.exactly()
     design, K = wide or s.design, s.shape.K
-    least = dict.fromkeys(QUANTITIES, (16 * K + RESET * s.m) * 2.0**-53) if wide else roundoffs(s.design.arithmetic)
+    least = dict.fromkeys(QUANTITIES, (16 * K + RESET * s.m) * 2.0**-53) if wide else least_units(s.design.arithmetic)
     unit: dict[str, Tensor] = {}
     first: Place | None = None
     worst: dict[str, Place] = {}

@@ -26,6 +26,7 @@ from harness.commands import Parser, status
 from harness.config import Config, PrecisionConfig, RingConfig, validate
 from harness.designs import designs
 from harness.errors import ConfigError, HarnessError
+from harness.nearest import nearest
 from harness.plugins import one_line
 from harness.provenance import plain
 from harness.shards import device_of
@@ -56,8 +57,8 @@ def where(place: Place) -> str:
     return f"step {place.step}, slot {place.slot}, head {place.head}, {place.quantity}: off by {off}"
 
 
-def table(found: dict[str, Outcome]) -> Table:
-    """The outcomes in 80 columns; below them, where the design departs most from its declared emulation."""
+def table(found: dict[str, Outcome], near: str | None = None) -> Table:
+    """The outcomes in 80 columns; below them, where the design departs most from its declared emulation, and `near`."""
     from rich import box
     from rich.table import Table
 
@@ -71,8 +72,21 @@ def table(found: dict[str, Outcome]) -> Table:
         lines = ["most apart from the declared emulation:"]
         lines += [f"  {where(place)}" for place in departure.worst.values()]
         lines.append(f"{ALLOWED} units are allowed; 1 is what the declared roundings do there by themselves")
+        lines += [near] if near else []
         drawn.caption = "\n".join(lines)
     return drawn
+
+
+def explained(subject: Subject, found: dict[str, Outcome]) -> str | None:
+    """What the declaration ought to say for a departure to be none, in words; None without a departure."""
+    departure = found.get("departure")
+    if departure is None or departure.first is None:
+        return None
+    with torch.inference_mode():
+        near = nearest(subject, departure.first.step)
+    if near is None:
+        return "no single rounding declared otherwise would explain it"
+    return f"declared as {near[0]}, it would be within {near[1]:.2g} units"
 
 
 def pair(option: str, text: str) -> tuple[int, int]:
@@ -108,12 +122,13 @@ def run(options: Any) -> int:
     subject = subject_of(options)
     design, s, ring = subject.design, subject.shape, subject.design.ring
     found = judge(subject, names)
+    near = explained(subject, found)
     console = Console(markup=False, highlight=False)
     console.print(
         f"{design.spec.name}: {design.backend}, {design.engine}, on {subject.device}; heads {s.H}/{s.HV}, "
         f"V/K {s.V}/{s.K}, ring {ring.length}/{ring.max_window}"
     )
-    console.print(table(found))
+    console.print(table(found, near))
     failed = any(outcome.result == "FAIL" for outcome in found.values())
     if options.json is not None:
         told = {name: asdict(o) | {"first": o.first and o.first._asdict()} for name, o in found.items()}
@@ -122,7 +137,7 @@ def run(options: Any) -> int:
         facts: dict[str, Any] = {"variant": design.spec.name, "backend": design.backend, "engine": design.engine}
         facts |= {"origin": design.origin, "device": subject.device, "shape": s, "ring": ring, "allowed": ALLOWED}
         try:
-            options.json.write_text(json.dumps(plain(facts | {"checks": told}), indent=1) + "\n")
+            options.json.write_text(json.dumps(plain(facts | {"checks": told, "nearest": near}), indent=1) + "\n")
         except OSError as error:
             raise HarnessError(f"--json: cannot write {options.json} ({error.strerror or error})") from None
     return int(failed)

@@ -42,6 +42,11 @@ GROUP_MEANINGS = {
     "precision": "rounding of every variant except the oracle",
 }
 
+OWN_VARIANTS = (
+    "Or the path of a .yaml like those in configs/variant, or an entry point of the group replayssm_harness.designs. "
+    "`design: file.py:Class` in such a file names a kernel of your own; `python -m harness.conformance` judges it."
+)
+
 HEAD = """
 NAME
     harness - does a decode with a ring of records drift, where, and why
@@ -173,7 +178,8 @@ def _keys() -> str:
 
 
 def _variants() -> str:
-    return "\n".join(["VARIANTS", _wrap(" ".join(options("variant")), 4), ""])
+    names = _wrap(" ".join(options("variant")), 4)
+    return "\n".join(["VARIANTS", names, "", _wrap(OWN_VARIANTS, 4), ""])
 
 
 def page() -> str:

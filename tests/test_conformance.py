@@ -14,8 +14,9 @@ from torch import Tensor
 
 from harness import conformance
 from harness.arithmetic import Arithmetic
-from harness.checks import ALLOWED, CHECKS, Outcome, Subject
+from harness.checks import ALLOWED, CHECKS, Outcome, Subject, held
 from harness.config import PrecisionConfig, RingConfig
+from harness.nearest import nearest
 from harness.outside import Outside
 from harness.plugins import import_file
 from harness.reference.emulated import Emulated
@@ -263,6 +264,22 @@ def test_what_is_raised_or_misshapen_is_a_failure_in_one_line(monkeypatch: pytes
     assert found["repeat"].note.startswith("variant gdn_ring: design: d of verify is [")
 
 
+def test_the_nearest_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults: the coarsest rounding, which explains everything, named; a departure explained by a wrong formula."""
+
+    class Keys(Ring):
+        def verify(self, state: Any, window: Any, cursors: Any) -> Any:
+            found = super().verify(state, window, cursors)
+            state.k = state.k.bfloat16().float()
+            return found
+
+    s = subject(monkeypatch, Keys)
+    near = nearest(s, held(s, s.ragged, emulated=True).first.step)
+    assert near is not None and near[0] == "sites: {store_k_hat: bf16}"
+    s = subject(monkeypatch, Decayed)
+    assert nearest(s, held(s, s.ragged, emulated=True).first.step) is None
+
+
 def test_without_a_reset_reuse_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: what cannot be asked counted as passed, or as a failure."""
 
@@ -286,7 +303,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     assert {n: o["result"] for n, o in found["checks"].items()} == {"repeat": "pass", "departure": "pass"}
     monkeypatch.setattr(import_file(EXAMPLE / "ring.py"), "Ring", Coarse)
     assert conformance.main([VARIANT, *SMALL, "--check", "repeat,departure", "--json", str(told)]) == 1
-    first = json.loads(told.read_text())["checks"]["departure"]["first"]
+    found = json.loads(told.read_text())
+    first = found["checks"]["departure"]["first"]
+    assert found["nearest"].startswith("declared as sites: {checkpoint: bf16}, it would be within ")
     out = capsys.readouterr().out
     text = f"step {first['step']}, slot {first['slot']}, head {first['head']}, {first['quantity']}: off by"
     assert text in " ".join(out.split()) and max(map(len, out.splitlines())) <= 80

@@ -240,9 +240,20 @@ def test_a_changed_kernel_is_another_run(kernels: Any) -> None:
 
 def test_a_prefill_is_the_emulations(kernels: Any) -> None:
     """Fault: windows of 64 for a kernel made for 4; a state handed over to another slot."""
-    c = config(VARIANT, decode=DecodeConfig(tokens=60, slots=2, prefill=130), acceptance=AcceptanceConfig("all"))
+    text = (
+        KERNEL
+        + """
+
+class Narrow(Ring):
+    def create(self, shape, ring, initial):
+        assert (ring.length, ring.max_window) == (16, 4)
+        return super().create(shape, ring, initial)
+"""
+    )
+    decode = DecodeConfig(tokens=60, slots=2, prefill=130)
+    c = config(kernels("Narrow", text), decode=decode, acceptance=AcceptanceConfig("all"))
     with torch.inference_mode():
-        rows = [columns for block in Runner(c).run() for name, columns in block if name == "gdn_ring"]
+        rows = [columns for block in Runner(c).run() for name, columns in block if name == "narrow"]
     assert max(r["served_fro"].max() for r in rows) < 1e-5 and min(r["tokens"].min() for r in rows) > 130
 
 
