@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.checks import ALLOWED, CHECKS, Outcome, Place, Subject
+from harness.checks import ALLOWED, CHECKS, Outcome, Place
 from harness.commands import Parser, status
 from harness.config import Config, PrecisionConfig, RingConfig, validate
 from harness.designs import designs
@@ -30,6 +30,7 @@ from harness.nearest import nearest
 from harness.plugins import one_line
 from harness.provenance import plain
 from harness.shards import device_of
+from harness.subject import Subject
 from harness.tokens import Shape
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def table(found: dict[str, Outcome], near: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
-    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption_justify="left", caption_style="")
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, width=80, caption_justify="left", caption_style="")
     for name, least in (("check", 10), ("result", 8), ("found", 0)):
         drawn.add_column(name, no_wrap=name != "found", min_width=least)
     for name, outcome in found.items():

@@ -17,7 +17,7 @@ QUANTITIES = ("o", "d", "served", "kept")  # in the order in which a step has th
 
 
 class Look(NamedTuple):
-    """Behind step `step`; rows of slots and lanes that do not count are zero."""
+    """Behind one step; rows of slots and lanes that do not count are zero."""
 
     step: int
     o: Tensor  # [B, HV, V, m]

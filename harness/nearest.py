@@ -13,9 +13,10 @@ from dataclasses import replace
 import torch
 
 from harness.arithmetic import PRODUCTS, SITES, Arithmetic, Dot, Rounding
-from harness.checks import ALLOWED, Subject, distances, least_units
+from harness.checks import ALLOWED, distances, least_units
 from harness.looks import Look
 from harness.reference.emulated import Emulated
+from harness.subject import Subject
 
 FORMATS = ("fp32", "tf32:zero", "bf16", "fp16")
 DOTS = ("ieee", "tf32", "bf16", "fp16")

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from harness import conformance
 from harness.arithmetic import Arithmetic
-from harness.checks import ALLOWED, CHECKS, Outcome, Subject, held
+from harness.checks import ALLOWED, CHECKS, Outcome, held
 from harness.config import PrecisionConfig, RingConfig
 from harness.nearest import nearest
 from harness.outside import Outside
 from harness.plugins import import_file
 from harness.reference.emulated import Emulated
+from harness.subject import Subject
 from harness.tokens import Shape
 from harness.variants import load, names
 
