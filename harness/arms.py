@@ -34,15 +34,19 @@ class Arm:
     def name(self) -> str:
         return self.design.spec.name
 
-    def token_errors(self, seen: Seen, truth: Truth, intervals: Intervals) -> np.ndarray:
-        """Median and maximum of the errors of d, then of o, over every interval that ends in a block, [n, HV, 4]."""
+    def token_errors(self, seen: Seen, truth: Truth, intervals: Intervals) -> dict[str, np.ndarray]:
+        """d_med, d_max, o_med and o_max of every interval that ends in a block, [n, HV] each; no d, none of its."""
+        names = [name for name in ("d", "o") if getattr(seen, name) is not None]
         found = []
-        for name in ("d", "o"):
+        for name in names:
             tokens = intervals.joined(self.tokens.get(name), getattr(seen, name))
             self.tokens[name] = tokens[intervals.rest]
             if len(intervals.at):
                 found.append(intervals.errors(tokens, getattr(truth, name)))
-        return torch.cat(found).cpu().numpy().T if found else np.empty((0, seen.o.shape[2], 4))
+        if not found:
+            return {}
+        columns = [f"{name}_{which}" for name in names for which in ("med", "max")]
+        return dict(zip(columns, torch.cat(found).mT.cpu().numpy(), strict=True))
 
 
 def decode_block(design: Emulated, state: EmulatedState, windows: Windows, block: Block, S: Tensor) -> Seen:

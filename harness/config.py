@@ -113,7 +113,9 @@ class Config:
         ]
     )
     reference: str = "fp64"  # fp64: one oracle, the model's conventions; own: one per convention in use
-    backend: Any = "auto"  # emulated | triton | auto: triton on a GPU where there is a kernel; or a list to compare
+    # emulated | triton | outside, what a variant's own `design:` names | auto: outside where it names one, triton on a
+    # GPU where there is a kernel; or a list to compare
+    backend: Any = "auto"
     engine: str = "auto"  # of emulated designs: torch (readable, any device) | compiled (CPU) | auto
     device: str = "auto"  # auto | cpu | cuda
     workers: Optional[int] = None  # CPU processes, each with a share of the heads; null: one per core
@@ -202,7 +204,7 @@ def validate(config: Config) -> None:
     if not isinstance(config.backend, (str, list)) or not config.backend:
         raise ConfigError(f"backend: {config.backend!r} is neither a name nor a list of names")
     for backend in backends(config):
-        _one_of("backend", backend, ("auto", "emulated", "triton"))
+        _one_of("backend", backend, ("auto", "emulated", "triton", "outside"))
     if len(set(backends(config))) != len(backends(config)):
         raise ConfigError(f"backend: a name appears twice in {config.backend}")
     _one_of("precision.exp", config.precision.exp, ("fast", "rounded"))

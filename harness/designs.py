@@ -8,6 +8,7 @@ from typing import Any
 from harness.arithmetic import Arithmetic
 from harness.config import Config, backends
 from harness.errors import ConfigError
+from harness.outside import Outside
 from harness.reference.emulated import Emulated
 from harness.variants import VariantSpec, load
 
@@ -15,7 +16,8 @@ from harness.variants import VariantSpec, load
 def designs(config: Config, device: str = "cpu") -> list[Emulated]:
     """The designs a configuration names, each in the run's precision, on its own ring and by every backend asked for.
 
-    backend=auto takes a kernel on a GPU where there is one for the design; backend=triton refuses the rest by name.
+    backend=auto takes what a variant's own `design:` names, or on a GPU a kernel where there is one for the design;
+    backend=outside and backend=triton refuse the rest by name.
     engine=auto compiles what can be compiled on the CPU; engine=compiled refuses the rest, naming the design.
     """
     made: list[Emulated] = []
@@ -24,12 +26,29 @@ def designs(config: Config, device: str = "cpu") -> list[Emulated]:
             spec = load(name)
             arithmetic = spec.arithmetic(config.precision)
             label = spec if i == 0 else replace(spec, name=f"{spec.name}@{backend}")
-            triton, ring = triton_of(spec, arithmetic, backend, device), spec.ring(config.ring)
-            if triton:
+            ring = spec.ring(config.ring)
+            if is_outside(spec, arithmetic, backend):
+                made.append(Outside(label, ring, arithmetic))
+            elif triton := triton_of(spec, arithmetic, backend, device):
                 made.append(triton(label, ring, arithmetic))
             else:
                 made.append(engine_of(config, spec, arithmetic, device)(label, ring, arithmetic))
     return made
+
+
+def is_outside(spec: VariantSpec, arithmetic: Arithmetic, backend: str) -> bool:
+    """Whether `backend` resolves to an outside implementation. Raises ConfigError for one asked for in vain."""
+    if backend == "outside" and not spec.design:
+        raise ConfigError(f"backend: {spec.name} names no outside implementation; its file needs a key `design`")
+    if backend not in ("auto", "outside") or not spec.design:
+        return False
+    own = spec.arithmetic()
+    if (arithmetic.sites, arithmetic.dots) != (own.sites, own.dots):
+        raise ConfigError(
+            f"precision: {spec.name} is computed outside, where a run sets no rounding; backend=emulated runs its "
+            "declaration"
+        )
+    return True
 
 
 def triton_of(spec: VariantSpec, arithmetic: Arithmetic, backend: str, device: str) -> Any:

@@ -27,6 +27,8 @@ MEANINGS = {
     "decode.seed": "seed of slot 0, >= 0",
     "ring.max_window": "largest window a verify may bring, in tokens",
     "precision.name": "label of the preset",
+    "backend": "emulated | triton | outside (what a variant's design: names) | auto "
+    "(outside, else triton on a GPU where there is a kernel); or a list to compare",
     "variants": "implementations to run side by side; see VARIANTS",
     "results_dir": "where run directories and sweep records go",
 }
@@ -39,6 +41,11 @@ GROUP_MEANINGS = {
     "ring": "ring length and flush rule",
     "precision": "rounding of every variant except the oracle",
 }
+
+OWN_VARIANTS = (
+    "Or the path of a .yaml like those in configs/variant, or an entry point of the group replayssm_harness.designs. "
+    "`design: file.py:Class` in such a file names a kernel of your own; `python -m harness.conformance` judges it."
+)
 
 HEAD = """
 NAME
@@ -171,7 +178,8 @@ def _keys() -> str:
 
 
 def _variants() -> str:
-    return "\n".join(["VARIANTS", _wrap(" ".join(options("variant")), 4), ""])
+    names = _wrap(" ".join(options("variant")), 4)
+    return "\n".join(["VARIANTS", names, "", _wrap(OWN_VARIANTS, 4), ""])
 
 
 def page() -> str:

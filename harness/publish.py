@@ -16,20 +16,20 @@ Refused: a run that is unfinished, or was made by other source than this; a name
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness import copied
+from harness.commands import Parser, status
 from harness.copied import anonymous
 from harness.errors import HarnessError
 from harness.provenance import read_json, source_digest, write_json
@@ -203,11 +203,6 @@ def shortened(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(rounded) & ((rounded != 0) | (x == 0)), rounded, x)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise HarnessError(f"command line: {message}")
-
-
 def _numbers(option: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -218,24 +213,19 @@ def _numbers(option: str, text: str | None) -> list[int] | None:
 
 def main(argv: list[str]) -> int:
     """Run one command line: 0 published, 2 refused in one line."""
-    parser = _Parser(
-        prog="python -m harness.publish",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("publish", __doc__)
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a finished run directory")
     parser.add_argument("name", metavar="NAME", help="folder of results/ to create")
     parser.add_argument("--heads", metavar="LIST", help="heads kept in full; default: the first eight")
     parser.add_argument("--slots", metavar="LIST", help="slots kept in full; default: every slot")
-    try:
+
+    def work() -> int:
         options = parser.parse_args(argv)
         heads, slots = _numbers("heads", options.heads), _numbers("slots", options.slots)
         print(f"published: {publish(options.run, options.name, heads, slots)}")
         return 0
-    except HarnessError as error:
-        print("harness: error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+
+    return status(work)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.errors import ConfigError, HarnessError
 from harness.groups import known_keys, nearest, options
+from harness.plugins import entries
 
 # what a reader calls the node types of OmegaConf
 TYPES = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "a string"}
@@ -34,10 +35,10 @@ def no_option(group: str, name: str, have: list[str]) -> ConfigError:
 
 
 def check_variants(names: list[str]) -> None:
-    """Refuse a variant without a file. Paths and entry points are left to whoever loads them."""
+    """Refuse a variant that is neither a file nor an entry point. Paths are left to whoever loads them."""
     have = options("variant")
     for name in names:
-        if name not in have and not re.search(r"[/:.]", name):
+        if name not in have and name not in entries() and not re.search(r"[/:.]", name):
             raise no_option("variants", name, have)
 
 

@@ -103,21 +103,18 @@ class Runner:
     def _start(self, progress: Callable[[int], None]) -> tuple[list[Arm], dict[Conventions, Oracle]]:
         decode, B = self.config.decode, self.config.decode.slots
         oracles = {c: Oracle(self.shape, self.initial, c, self.oracle_engine) for c in set(self.references.values())}
-        states = {}
-        for design in self.designs:
-            ring = PREFILL if decode.prefill else design.ring
-            states[design.spec.name] = self._create(design, ring, self.initial)
+        fillers = {d.spec.name: d.filler(PREFILL) if decode.prefill else d for d in self.designs}
+        states = {name: self._create(filler, self.initial) for name, filler in fillers.items()}
         for t in range(0, decode.prefill, PREFILL.max_window):
             size = min(PREFILL.max_window, decode.prefill - t)
             tokens = self.stream.tokens(torch.full((B,), t), size).map(lambda x: x[None])
             windows = Windows(tokens, np.full((1, B), size), self.shape)
             for oracle in oracles.values():
                 oracle.advance(windows)
-            for design in self.designs:
-                step = Step(windows, 0)
-                filler = design.on(PREFILL)
-                filler.verify(states[design.spec.name], step)
-                filler.commit(states[design.spec.name], step.slots, step.lengths)
+            step = Step(windows, 0)
+            for name, filler in fillers.items():
+                filler.verify(states[name], step)
+                filler.commit(states[name], step.slots, step.lengths)
             progress(size * B)
         # from here on they are drawn beside the decode
         self.stream.forget()
@@ -125,17 +122,16 @@ class Runner:
         for design in self.designs:
             state = states[design.spec.name]
             if decode.prefill:
-                # the checkpoint is handed over as it is; records start anew
-                filled, state = state, self._create(design, design.ring, state.checkpoint)
-                state.checkpoint, state.tokens = filled.checkpoint, list(filled.tokens)
+                # the checkpoint is handed over, which its own format holds already; records start anew
+                kept = fillers[design.spec.name].read(state, "kept", range(B))
+                filled, state = state, self._create(design, kept)
+                state.tokens = list(filled.tokens)
             arms.append(Arm(design, self.references[design.spec.name], state, SinceLast(B)))
         return arms, oracles
 
-    def _create(self, design: Emulated, ring: RingSpec, initial: Tensor) -> EmulatedState:
+    def _create(self, design: Emulated, initial: Tensor) -> EmulatedState:
         d = self.config.decode
-        return design.on(ring).create(
-            self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device
-        )
+        return design.create(self.shape, d.slots, initial, seed=d.seed, first_head=self.first_head, device=self.device)
 
     def _given(self, arms: list[Arm]) -> Iterator[Now]:
         """One block after the other, as far as it depends on no design's or oracle's state."""
@@ -156,7 +152,8 @@ class Runner:
         inner = {}
         for arm in arms:
             spec, a = arm.design.spec, arm.design.arithmetic
-            if has_operator(spec.verify, "product", spec.inverse):
+            # what its declaration would invert says nothing of what an outside kernel does
+            if arm.design.backend != "outside" and has_operator(spec.verify, "product", spec.inverse):
                 operator = has_operator(spec.verify, spec.fold, spec.inverse)
                 inner[arm.name] = begin_inner(windows, a, spec.inverse, operator)
         intervals = begin_conditioning(pieces.windows) if pieces is not None and whole else None
@@ -220,7 +217,7 @@ class Runner:
         rows["backend"] = np.full(len(rows["slot"]), arm.design.backend, dtype=object)
         states = seen.errors[grid.slot, grid.point]
         rows |= dict(zip(("served_fro", "served_max", "kept_fro", "kept_max"), flat(states).T, strict=True))
-        rows |= dict(zip(("d_med", "d_max", "o_med", "o_max"), flat(tokens).T, strict=True))
+        rows |= {name: flat(x) for name, x in tokens.items()}
         if inner is not None:
             # a design without an operator of its own has the residual alone
             rows |= dict(zip(INNER, flat(inner).T, strict=False))

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from harness import plugins
 from harness.arithmetic import EXACT, PRODUCTS, SITES, Arithmetic, Conventions, Dot, Dots, Rounding, Sites
 from harness.config import PrecisionConfig, RingConfig
 from harness.errors import ConfigError
@@ -31,6 +32,7 @@ class VariantSpec:
     name: str
     doc: str = ""  # one line
     source: str = ""  # thread or repository + path
+    design: str = ""  # who computes it, if not the harness: an entry point, or file.py:Name beside this file
     verify: str = "window"  # window: chunked; tokens: one after the other
     fold: str = "product"  # product of stored d; replay of raw records; snapshot: each draft's own state
     gate_record: str = "per_token"  # or cumulative since the last fold
@@ -54,6 +56,10 @@ class VariantSpec:
             if getattr(self, key) not in allowed:
                 raise ConfigError(f"variant {self.name}: {key}: {getattr(self, key)!r} is not {' or '.join(allowed)}")
         parse_inverse(f"variant {self.name}: inverse", self.inverse)
+        if type(self.design) is not str:
+            raise ConfigError(
+                f"variant {self.name}: design: {self.design!r} is neither an entry point nor file.py:Name"
+            )
         if self.flush_at is not None and (type(self.flush_at) is not int or self.flush_at < 1):
             raise ConfigError(f"variant {self.name}: flush_at: {self.flush_at!r} is not a count of 1 or more")
         if self.fold_when not in (None, "next", "commit"):
@@ -182,20 +188,31 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> VariantSpec:
-    """A design by name, or by the path of a file of its own. Raises ConfigError naming the variant and the key."""
+    """A design by name, by the path of a file of its own, or by the entry point of an implementation that has one.
+
+    Raises ConfigError naming the variant and the key.
+    """
+    installed = None
     path = Path(name) if name.endswith((".yaml", ".yml")) else CONFIGS / "variant" / f"{name}.yaml"
     if not path.is_file():
-        raise ConfigError(f"variants: {name!r} is unknown; have {', '.join(names())}, or a path to a .yaml")
+        installed = plugins.declaration(name)
+        if installed is None:
+            raise ConfigError(f"variants: {name!r} is unknown; have {', '.join(names())}, or a path to a .yaml")
+    label, path = (name, installed) if installed else (path.stem, path)
     try:
         table = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"variants: {name}: unreadable: {str(error).splitlines()[0]}") from error
     if not isinstance(table, dict):
         raise ConfigError(f"variants: {name}: not a table of keys")
-    _known(f"variant {path.stem}", table, tuple(f.name for f in fields(VariantSpec) if f.name != "name"))
+    _known(f"variant {label}", table, tuple(f.name for f in fields(VariantSpec) if f.name != "name"))
     for f in fields(VariantSpec):
         if f.name in ("sites", "dots", "conventions") and not isinstance(table.get(f.name, {}), dict):
-            raise ConfigError(f"variant {path.stem}: {f.name}: not a table of keys")
-    spec = VariantSpec(name=path.stem, **table)
+            raise ConfigError(f"variant {label}: {f.name}: not a table of keys")
+    spec = VariantSpec(name=label, **table)
+    if installed:
+        spec.design = name
+    elif ".py:" in spec.design:
+        spec.design = str(path.parent / spec.design)
     spec.arithmetic()
     return spec

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.arithmetic import PRODUCTS, SITES, Arithmetic, Dot, Dots, Rounding, Sites
+from harness.looks import looks
 from harness.reference.emulated import Emulated
 from harness.reference.state import EmulatedState
 from harness.reference.steps import token_steps, window_steps
@@ -114,14 +115,26 @@ def watched(a: Arithmetic, log: Log) -> Arithmetic:
 def first_nonfinite(
     design: Emulated, state: EmulatedState, windows: Windows, block: Any, wanted: set[tuple[int, int]] | None = None
 ) -> dict[tuple[int, int], str]:
-    """(slot, head) -> first site or product with a non-finite result, over one block from `state`.
+    """(slot, head) -> first site or product with a non-finite result, over one block from `state`; of an outside
+    implementation the first quantity.
 
     A head in `wanted` that stays finite on its committed tokens alone is looked at with the rejected drafts too: a
     sum over a whole window carries their NaN through a zero weight.
     """
-    found = _look(design, state.clone(), windows.only(block.accepted), block)
+    look = _look_outside if design.backend == "outside" else _look
+    found = look(design, state.clone(), windows.only(block.accepted), block)
     if wanted is not None and wanted - set(found):
-        found = _look(design, state.clone(), windows.only(windows.lengths), block) | found
+        found = look(design, state.clone(), windows.only(windows.lengths), block) | found
+    return found
+
+
+def _look_outside(design: Emulated, state: EmulatedState, windows: Windows, block: Any) -> dict[tuple[int, int], str]:
+    """What can be seen of an implementation without sites: o, d, served or kept."""
+    found: dict[tuple[int, int], str] = {}
+    for look in looks(design, state, windows, block.accepted, block.accepted):
+        for name, x in look.all():
+            for slot, head in (~torch.isfinite(x)).flatten(2).any(-1).nonzero().tolist():
+                found.setdefault((slot, head), name)
     return found
 
 

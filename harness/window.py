@@ -107,6 +107,17 @@ class Windows:
     def _lanes(self) -> tuple[Tensor, ...]:
         return self.q, self.k, self.v, self.g, self.beta
 
+    def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v, g, beta as a kernel is handed them, [W, B, heads, m, ..]: q, k, v in bf16 where that holds every
+        number, and in fp32 otherwise; g and beta in fp32."""
+
+        def compute() -> tuple[Tensor, ...]:
+            exact = all(bool(((x.bfloat16() == x) | x.isnan()).all()) for x in (self.q, self.k, self.v))
+            kind = torch.bfloat16 if exact else torch.float32
+            return (*(x.to(kind).contiguous() for x in (self.q, self.k, self.v)), self.g.float(), self.beta.float())
+
+        return self.memo(("given",), compute)
+
     def memo(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """Compute once per batch and key; the key names every part of the arithmetic that the value depends on."""
         if key not in self._memo:

@@ -217,13 +217,17 @@ def test_head_counts():
 
 
 def test_the_two_references_are_always_timed_and_the_rest_named(tmp_path):
-    """Fault: ratios without their denominator because a user asked for one variant; a variant dropped silently."""
+    """Fault: ratios without their denominator because a user asked for one variant; a variant dropped silently; a
+    kernel of the harness timed under the name of one from outside."""
     shorter = tmp_path / "shorter.yaml"
     shorter.write_text((CONFIGS / "variant" / "exact_recurrent.yaml").read_text().replace("ieee/64", "ieee/32"))
     refused = tmp_path / "refused.yaml"
     refused.write_text("sites: {default: fp32, gram: fp16}\ndots: {default: ieee}\n")
-    variants = ["chunked_tf32", "null_arm", str(shorter), str(refused)]
+    outside = tmp_path / "outside.yaml"
+    outside.write_text("design: kernel.py:Mine\n" + (CONFIGS / "variant" / "chunked_fp32.yaml").read_text())
+    variants = ["chunked_tf32", "null_arm", str(shorter), str(refused), str(outside)]
     made, left_out = kernels.contenders(Config(variants=variants), "cpu")
     assert [d.spec.name for d in made] == ["exact_recurrent", "exact_fold", "chunked_tf32", "null_arm"]
     assert left_out[str(shorter)] == "the kernel is that of exact_recurrent"
     assert left_out[str(refused)].startswith("site gram")
+    assert left_out[str(outside)].startswith("it is computed outside")

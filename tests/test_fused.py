@@ -11,9 +11,10 @@ import torch
 from helpers import bf16, draw, start, windows
 
 from harness.arms import decode_block
-from harness.config import RingConfig
+from harness.config import Config, DecodeConfig, ModelConfig, RingConfig
 from harness.errors import RingError
 from harness.reference.calls import Seen
+from harness.runner import Runner
 from harness.schedule import Block, Grid
 from harness.tokens import Shape
 from harness.variants import VariantSpec, load
@@ -129,6 +130,19 @@ def test_a_block_is_planned_anew_for_designs_that_fold_their_token() -> None:
     block.memo.clear()
     with pytest.raises(RingError, match="slot 1: its token is folded already"):
         decode_block(maker, state, ready, block, exact)
+
+
+def test_kernels_take_over_behind_a_prefill() -> None:
+    """Fault: a checkpoint handed over in the kernels' own format, which a new state refuses."""
+    model = ModelConfig(key_heads=1, value_heads=1, key_dim=6, value_dim=5, rows=5)
+    decode = DecodeConfig(tokens=16, prefill=66)
+    config = Config(model=model, decode=decode, variants=["chunked_bf16"], backend=["triton", "emulated"])
+    with torch.inference_mode():
+        rows = {name: columns for block in Runner(config, device=DEVICE).run() for name, columns in block}
+    mine, own = rows["chunked_bf16"], rows["chunked_bf16@emulated"]
+    assert mine["tokens"].min() > 66
+    # one flipped bf16 rounding is 2^-8 of an element
+    np.testing.assert_allclose(mine["kept_fro"], own["kept_fro"], atol=2.0**-8)
 
 
 def test_a_refused_block_has_done_nothing() -> None:

@@ -80,7 +80,9 @@ def decode(config: Config, device: str, out: Run) -> None:
 def identity(made: list[Emulated], device: str) -> dict[str, Any]:
     """What the content hash covers beside the configuration."""
     backends = {
-        design.spec.name: {"backend": design.backend, "engine": design.engine, "device": device} for design in made
+        design.spec.name: {"backend": design.backend, "engine": design.engine, "device": device}
+        | ({"origin": design.origin} if design.origin else {})
+        for design in made
     }
     definitions = {design.spec.name: [design.spec, design.ring, design.arithmetic] for design in made}
     return identity_of(backends, definitions)
@@ -94,6 +96,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
         "backend": design.backend,
         "engine": design.engine,
         "device": device,
+        "origin": design.origin,
         "source": spec.source,
         "ring": design.ring,
         "records": spec.records(design.arithmetic),

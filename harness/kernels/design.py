@@ -92,6 +92,10 @@ class Triton(Emulated):
         given = {f.name: getattr(self.options, f.name) for f in fields(self.options) if f.name != "formats"}
         self.choices = Choices(**given, exp=self.arithmetic.exp, interpreted=INTERPRETED)
 
+    def exactly(self) -> None:
+        """As Emulated.exactly."""
+        return None
+
     def _state(self, shape: Shape, slots: int, device: Any) -> TritonState:
         if torch.device(device).type != "cuda" and not INTERPRETED:
             raise ConfigError(f"device: {device}: Triton kernels need a GPU, or TRITON_INTERPRET=1")
@@ -102,20 +106,11 @@ class Triton(Emulated):
         return Steps(self, state, m, keep_d)
 
     def inputs(self, windows: Windows) -> Inputs:
-        """q, k, v in the activation format, g and beta in fp32, lengths: of all steps, a leading axis more."""
+        """What Windows.given says, and lengths: of all steps, a leading axis more."""
 
         def compute() -> Inputs:
-            wide = [x.to(torch.bfloat16) for x in (windows.q, windows.k, windows.v)]
-            exact = all(
-                torch.equal(x.double(), y) for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
-            )
-            # an input that is no bf16 number is handed over in fp32
-            q, k, v = (
-                x.contiguous() if exact else y.float().contiguous()
-                for x, y in zip(wide, (windows.q, windows.k, windows.v), strict=True)
-            )
-            lengths = torch.from_numpy(windows.lengths).to(torch.int32).to(q.device)
-            return Inputs(q, k, v, windows.g.float(), windows.beta.float(), lengths)
+            given = windows.given()
+            return Inputs(*given, torch.from_numpy(windows.lengths).to(torch.int32).to(given[0].device))
 
         return windows.memo(("triton inputs",), compute)
 

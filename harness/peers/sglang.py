@@ -27,6 +27,7 @@ from torch import Tensor
 
 from harness.errors import HarnessError
 from harness.peers.seat import Bound, Seat
+from harness.plugins import import_file
 
 NAME = "sglang"
 FOLDER = Path("sglang/kernels/ops/attention/linear")
@@ -94,15 +95,9 @@ def _answers() -> Iterator[None]:
 
 def _module(root: Path, name: str) -> ModuleType:
     path = root / FOLDER / f"{name}.py"
-    label = f"harness_peer_{name}"
-    spec = importlib.util.spec_from_file_location(label, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise HarnessError(f"{NAME}: no {FOLDER / name}.py under {root}")
-    module = importlib.util.module_from_spec(spec)
-    # Triton looks a kernel's module up by its name
-    sys.modules[label] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path)
 
 
 def load(folder: str | None = None) -> Kernels:

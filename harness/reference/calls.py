@@ -60,7 +60,7 @@ class Seen:
     """What a design did over a block."""
 
     o: Tensor  # [B, T, HV, V] outputs and writes of the committed tokens
-    d: Tensor
+    d: Tensor | None  # None where a design does not show them
     errors: np.ndarray  # [B, P, HV, 4] relative error of the served state, Frobenius and max, then of the kept one
     history: np.ndarray  # [B, P] records behind the design's own checkpoint at every grid point
     folded: np.ndarray  # [B, P] whether it folds there
@@ -68,7 +68,7 @@ class Seen:
 
 def by_calls(
     design: Any, state: EmulatedState, windows: Windows, block: Course, look: Callable[[int], None]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """(o, d) [B, T, HV, V] of the committed tokens; look(i) after every step i."""
     results = []
     for i, row in enumerate(block.accepted):
@@ -76,7 +76,8 @@ def by_calls(
         results.append(design.verify(state, step))
         design.commit(state, step.slots, row[step.slots].tolist())
         look(i)
-    return committed(results, "o", block), committed(results, "d", block)
+    d = None if any(r.d is None for r in results) else committed(results, "d", block)
+    return committed(results, "o", block), d
 
 
 def committed(results: list[Any], name: str, block: Course) -> Tensor:

@@ -31,6 +31,7 @@ class Emulated:
 
     backend = "emulated"
     engine = "torch"
+    origin: dict[str, Any] | None = None  # of an implementation from outside: what it was made from
     fused: Any = None  # a whole block of steps at once, where an engine has that
 
     def __init__(self, spec: VariantSpec, ring: RingSpec, arithmetic: Arithmetic | None = None):
@@ -43,6 +44,14 @@ class Emulated:
     def on(self, ring: RingSpec) -> Emulated:
         """The same design on another ring."""
         return type(self)(self.spec, ring, self.arithmetic)
+
+    def filler(self, ring: RingSpec) -> Emulated:
+        """What runs a prefill in windows of `ring`."""
+        return self.on(ring)
+
+    def exactly(self) -> Emulated | None:
+        """The same without a rounding; None where it computes in formats of its own."""
+        return type(self)(self.spec, self.ring, Arithmetic(conventions=self.arithmetic.conventions))
 
     def create(
         self, shape: Shape, slots: int, initial: Tensor, *, seed: int = 0, first_head: int = 0, device: Any = "cpu"

@@ -77,6 +77,7 @@ class Oracle:
         exact = self._exact[: block.most]
         if self.design.fused:
             seen: Seen = self.design.fused(self.state, pieces, block, exact, emit=True)
+            assert seen.d is not None
             o, d = seen.o, seen.d
         else:
             results = self._pieces(pieces, block)
