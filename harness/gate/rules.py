@@ -35,9 +35,9 @@ class Tier:
         }[self.kind]
 
 
-# Inputs, seeds and roundings are fixed, so the emulation repeats its bits on one machine. On another, fp64 sums taken in
-# other orders flip a rounding here and there: a thousandth of a level, more of a single maximum. Kernels add in an
-# order of their own. The allowances are several times that, and below the factor of 2 that a lost bit costs.
+# Inputs, seeds and roundings are fixed, so the emulation repeats its bits on one machine. On another, fp64 sums are
+# taken in other orders, which flips a rounding here and there: a thousandth of a level, more of one maximum. Kernels
+# add in an order of their own. The allowances are several times that, and below the factor of 2 that a lost bit costs.
 TIERS: dict[str, Tier] = {
     "rows": Tier("bitwise"),
     "course": Tier("bitwise"),
