@@ -10,7 +10,7 @@ COMPILE := $(PY) -c 'import harness.compiled.lockstep, harness.compiled.inspect'
 INPUTS := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help drift bench test test-slow lint format clean
+.PHONY: help drift bench test test-slow mutants lint format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,9 @@ test: lint ## lint, type check and the fast tests
 
 test-slow: $(VENV)/.dev ## the long tests
 	$(PY) -m pytest -q -n $(JOBS) -m slow
+
+mutants: $(VENV)/.dev ## plant every listed defect, one at a time: which test catches it
+	$(PY) tests/mutants/run.py --report results/mutants.md
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .

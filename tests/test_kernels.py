@@ -264,6 +264,28 @@ def test_an_input_the_kernels_would_misread_is_named(name: str, spoil: Callable[
         check(x._replace(**{name: spoil(getattr(x, name))}), state, 4)
 
 
+@pytest.mark.parametrize("name", ["chunked_fp32", "exact_fold", "trtllm_replay"])
+def test_lanes_behind_a_window_are_not_read(name: str) -> None:
+    """Fault: a padded lane that is loaded and multiplied by zero; in an engine's batch it holds anything."""
+    lengths, found = (3, 1), []
+    for value in (0.0, float("nan")):
+        state, steps, x = ready_steps(name)
+        rng, seen = torch.Generator().manual_seed(0), []
+        for _ in range(2):
+            drawn = (torch.randn(part.shape, generator=rng) for part in x[:5])
+            q, k, v, g, beta = (part.to(DEVICE, like.dtype) for part, like in zip(drawn, x, strict=False))
+            mine = Inputs(q, k, v, -g.abs(), beta.sigmoid(), torch.tensor(lengths, dtype=torch.int32, device=DEVICE))
+            for b, n in enumerate(lengths):
+                for part in mine[:5]:
+                    part[b, :, n:] = value
+            steps.verify(mine)
+            seen += [steps.out[b, :, :n].clone() for b, n in enumerate(lengths)]
+            steps.commit(mine.lengths)
+        steps.fold(state.on_device[0].clone())
+        found.append([*seen, state.checkpoint])
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("name", ["chunked_tf32", "exact_fold", "exact_recurrent"])
 def test_a_captured_step_is_the_step(name: str) -> None:
