@@ -191,6 +191,27 @@ def test_equal_draws_need_equal_seeds_only() -> None:
     assert same(one, [both[1]])
 
 
+@pytest.mark.parametrize("name", ["exact_recurrent", "exact_fold", "chunked_bf16"])
+def test_heads_and_tokens_of_one_input_draw_apart(name: str) -> None:
+    """Faults: a key that leaves out the head, or the token count: then heads that are given the same round the same,
+    and so does one that is given the same again."""
+    maker, m = made(name, RingConfig(16, 1, 1, "commit"), STOCHASTIC), 8
+    initial, tokens, _, _ = case(12, m, 1, 1)
+    # every head and every step like the first
+    again = tokens.map(lambda x: x[:1, :, :, :1].expand_as(x).clone())
+    kept: list[torch.Tensor] = []
+
+    def start_over(state: Any, i: int) -> None:
+        kept.append(state.checkpoint[0].clone())
+        state.checkpoint[:] = alike
+        state.operand = None
+
+    alike = initial[:, :1].expand_as(initial).clone()
+    decode(maker, alike.clone(), windows(again, np.full((m, 1), 1)), np.full((m, 1), 1), also=start_over)
+    states = torch.stack(kept).flatten(2).flatten(0, 1)
+    assert len(states.unique(dim=0)) == len(states) == m * SHAPE.HV
+
+
 def test_windows_of_other_batches_are_the_same_windows() -> None:
     """Fault: a value computed for some hundred windows at once that depends on how many there are."""
     initial, tokens, lengths, accepted = case(8, 12, 2, 4)

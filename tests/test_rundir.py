@@ -1,16 +1,18 @@
 """Run directories: complete or absent, never overwritten, and always accounted for."""
 
+import copy
 import json
 import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
-from harness.config import Config, DecodeConfig
+from harness.config import Config, DecodeConfig, leaves
 from harness.errors import ConfigError, HarnessError
 from harness.provenance import content_hash, identity_of, source_digest, write_json
 from harness.rundir import Run, RunBusyError, list_runs, read_status
@@ -47,6 +49,18 @@ def test_hash_covers_what_a_result_depends_on(tmp_path):
         content_hash(config(tmp_path), identity_of(IDENTITY["variants"], {"exact_fold": "changed"})),
     ]
     assert len({base, *others}) == len(others) + 1
+
+
+def test_hash_covers_every_key_but_those_of_the_launcher():
+    """Fault: a key left out, so that a run under another value of it is taken for done."""
+    base, left_out = Config(), []
+    for key, _ in leaves(base):
+        changed = copy.deepcopy(base)
+        *path, last = key.split(".")
+        setattr(reduce(getattr, path, changed), last, "another")
+        if content_hash(changed, IDENTITY) == content_hash(base, IDENTITY):
+            left_out.append(key)
+    assert sorted(left_out) == ["progress", "results_dir", "workers"]
 
 
 def test_hash_covers_the_contents_of_a_trace(tmp_path):

@@ -71,6 +71,23 @@ def test_committed_tokens_are_found_where_they_were_made() -> None:
         assert list(zip(step[b].tolist(), lane[b].tolist(), strict=True)) == expected
 
 
+def test_a_window_holds_its_tokens_and_the_junk_of_its_lanes() -> None:
+    """Faults: a rejected lane that holds the token that is to come, or junk of another slot, window or lane."""
+    decode, shape, rejected = DecodeConfig(tokens=60, slots=3, ragged=True), Shape(1, 2, 3, 4), 0
+    stream = Stream(decode, shape)
+    v = stream.tokens(torch.zeros(3, dtype=torch.int64), decode.tokens).v
+    for block in Schedule(decode, AcceptanceConfig(), RingSpec(16, 4), 0, decode.tokens).blocks(9):
+        found = block.windows(stream, shape).tokens.v
+        for i, b in np.argwhere(block.lengths):
+            for lane in range(block.lengths[i, b]):
+                t = int(block.t[i, b])
+                kept = lane < block.accepted[i, b]
+                expected = v[b, t + lane] if kept else stream.junk(*map(torch.tensor, (b, t, lane))).v
+                assert torch.equal(found[i, b, lane], expected), (t, b, lane)
+                rejected += not kept
+    assert rejected > 30
+
+
 def test_nobody_asks_for_tokens_behind_the_decode() -> None:
     """Faults: a block of tokens drawn for a slot that has ended, or that is nearer to the end than others; a slot's
     run moved, and its tokens not with it."""

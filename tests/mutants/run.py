@@ -55,17 +55,22 @@ class Verdict:
     seconds: float
 
 
-def copied(folder: Path) -> Path:
-    """A fresh copy of what git tracks or would, with its times: compiled code is kept by those."""
-    tree = folder / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
+def taken(into: Path) -> None:
+    """What git tracks or would, as it is now: edits made while this runs reach no defect."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in listed.stdout.splitlines():
         if (ROOT / name).is_file() and not (ROOT / name).is_symlink():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
+
+
+def copied(folder: Path) -> Path:
+    """The tree of this folder anew, with its times: compiled code is kept by those."""
+    tree = folder / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(folder.parent / "tree", tree)
     return tree
 
 
@@ -153,8 +158,8 @@ def markdown(verdicts: list[Verdict], command: str) -> str:
     lines = [
         "# Planted defects",
         "",
-        f"{caught} of {len(verdicts)} are caught. Each is planted alone in a copy of the tree, where the test named for",
-        "it is run; the tables have what failed first. The list is tests/mutants/*.yaml.",
+        f"{caught} of {len(verdicts)} are caught. Each is planted alone in a copy of the tree, where the test named",
+        "for it is run; the tables have what failed first. The list is tests/mutants/*.yaml.",
         "",
         f"    {command}",
         "",
@@ -192,6 +197,7 @@ def main(argv: list[str]) -> int:
             console.print(f"{m.area}: {m.name}: {m.file}", soft_wrap=True)
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as top, ThreadPoolExecutor(given.jobs) as pool:
+        taken(Path(top) / "tree")
         places = [Path(top) / str(i) for i in range(given.jobs)]
         tests = [*dict.fromkeys(m.tests for m in mutants)]
         shares = [tests[i :: given.jobs] for i in range(given.jobs)]
