@@ -16,11 +16,13 @@ from helpers import EXACT, bf16, decode, draw, same, start, windows
 from test_precision import fp32_patterns
 
 from harness.arithmetic import Rounding
+from harness.compiled.course import course
 from harness.config import Config, PrecisionConfig, RingConfig, validate
 from harness.designs import designs
 from harness.errors import ConfigError, RingError
 from harness.experiments import probe
 from harness.reference.emulated import Emulated
+from harness.ring import Cursors
 from harness.tokens import Shape
 from harness.variants import VariantSpec, load, names
 from harness.window import Windows
@@ -193,6 +195,10 @@ def test_the_device_moves_its_cursors_as_the_host(spec: VariantSpec, ring: RingC
     initial, ready, accepted = case(3, ring, steps=12)
     accepted[5] = 0
     maker = made(Triton, spec, ring)
+    # each slot's first window that folds is given up, too
+    folds = course(Cursors(maker.ring, 2), ready.lengths, accepted)[0].flag * (ready.lengths > 0)
+    assert folds.any(0).all() == (maker.ring.fold_when == "next")
+    accepted[folds.argmax(0), [0, 1]] = 0
 
     def look(state: TritonState, step: int) -> None:
         c = state.cursors
