@@ -101,6 +101,15 @@ class Shuffled(Ring):
         return super().verify(state, window._replace(q=window.q.flip(1)), cursors)
 
 
+class Lost(Ring):
+    """Leaves the finite numbers in one head."""
+
+    def verify(self, state: Any, window: Any, cursors: Any) -> Any:
+        o, d = super().verify(state, window, cursors)
+        o[:, 4, 0] = torch.nan
+        return o, d
+
+
 class Coarse(Ring):
     """Keeps its state in bf16 and says fp32."""
 
@@ -167,7 +176,7 @@ class Thin(Ring):
 
 
 FAULTS: dict[str, tuple[type, ...]] = {
-    "identity": (Decayed, Shuffled),
+    "identity": (Decayed, Shuffled, Lost),
     "cursor": (Late, Flat),
     "poison": (Masked, Padded),
     "idle": (Busy,),
@@ -176,7 +185,7 @@ FAULTS: dict[str, tuple[type, ...]] = {
     "read": (Writing, Sorted),
     "repeat": (Restless,),
     "clone": (Shared,),
-    "departure": (Coarse,),
+    "departure": (Coarse, Lost),
 }
 
 

@@ -190,11 +190,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one defect")
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args(argv)
-    mutants = [m for m in load() if given.only in f"{m.area}: {m.name}: {m.file}"]
+    mutants = [m for m in load() if given.only in f"{m.area}: {m.name}, {m.file}"]
     console = Console(markup=False, highlight=False, width=80)
     if given.list:
         for m in mutants:
-            console.print(f"{m.area}: {m.name}: {m.file}", soft_wrap=True)
+            console.print(f"{m.area}: {m.name}, {m.file}", soft_wrap=True)
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as top, ThreadPoolExecutor(given.jobs) as pool:
         taken(Path(top) / "tree")
