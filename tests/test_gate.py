@@ -394,6 +394,9 @@ def test_designs_that_have_no_answer_to_an_input_are_left_out_by_rule() -> None:
     cases = {case.name.split("/")[0]: case for case in suite("fast", list(names()))}
     assert {load(v).verify for v in cases["resets"].variants} == {"tokens"}
     assert {"chunked_fp32", "exact_recurrent"} <= set(cases["mixed_gates"].variants)
+    outside = Path(__file__).parents[1] / "examples" / "outside_kernel" / "gdn_ring" / "gdn_ring.yaml"
+    alone = suite("fast", [str(outside)])
+    assert len(alone) > 15 and not any(case.exact for case in alone)
 
 
 def test_every_ci_file_runs_the_tests_and_the_gate() -> None:
