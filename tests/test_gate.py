@@ -19,7 +19,7 @@ from harness.gate import __main__ as command
 from harness.gate import baselines, report, rules
 from harness.gate.measure import joined, measure_case, reduce_exact, reduce_rows, slope
 from harness.gate.rules import TIERS, compare, judge, status, toothless
-from harness.gate.suite import ACCEPTS, RINGS, Case, suite
+from harness.gate.suite import ACCEPTS, RINGS, Case, default_of, suite
 from harness.variants import load, names
 
 NAN, INF = math.nan, math.inf
@@ -268,10 +268,11 @@ def test_h6_what_is_not_finite_never_becomes_a_baseline(bad: float, tmp_path: Pa
         baselines.load(tmp_path, "fast")
 
 
-def test_the_committed_baseline_covers_the_suite_and_bites() -> None:
+@pytest.mark.parametrize("name", ["fast", "gpu"])
+def test_the_committed_baseline_covers_the_suite_and_bites(name: str) -> None:
     """Faults: a case, variant or metric without a baseline; a value under which a known-bad error passes."""
-    values = baselines.load(baselines.FOLDER, "fast")["values"]
-    cases = suite("fast", list(names()))
+    values = baselines.load(baselines.FOLDER, name)["values"]
+    cases = suite(name, default_of(name))
     assert {c: set(v) for c, v in values.items()} == {case.name: set(case.variants) for case in cases}
     for case in cases:
         for variant, metrics in values[case.name].items():

@@ -4,7 +4,7 @@
   python -m harness.gate accept reason="..." [key=value ...]
 
   suite=fast        fast (two cores, 90 s) | full | gpu (kernels, on a GPU)
-  variants=a,b      names or files; default: every variant that ships
+  variants=a,b      names or files; default: every variant that ships, in suite=gpu the six default arms
   against=NAME      judge levels and tails by the baseline of NAME: "no worse than NAME"
   baselines=DIR     where SUITE.json lies; default results/baselines
   out=DIR           gate.json and gate.xml of a check; default results/runs/gate
@@ -22,8 +22,8 @@ from typing import Any
 
 from harness.errors import ConfigError, HarnessError
 from harness.gate import baselines, report, rules
-from harness.gate.suite import SUITES, Case, suite
-from harness.variants import load, names
+from harness.gate.suite import SUITES, Case, default_of, suite
+from harness.variants import load
 
 KEYS = {"check": ("suite", "variants", "against", "baselines", "out"), "accept": ("suite", "variants", "baselines")}
 
@@ -64,7 +64,9 @@ def _options(argv: list[str]) -> dict[str, Any]:
         raise ConfigError('reason: accept needs one, as reason="..."')
     listed = found["variants"]
     found["variants"] = (
-        list(names()) if listed is None else [v for v in listed.strip("[]").replace(" ", "").split(",") if v]
+        default_of(found["suite"])
+        if listed is None
+        else [v for v in listed.strip("[]").replace(" ", "").split(",") if v]
     )
     return found
 
@@ -122,8 +124,13 @@ def _errors(values: dict[str, Any]) -> dict[str, Any]:
 
 def _accept(options: dict[str, Any]) -> int:
     measured, _, device, cases = _measured(options)
+    if device == "cuda":
+        import torch
+
+        device = f"cuda, {torch.cuda.get_device_name()}"
+    seed = cases[0].config.decode.seed
     path, changed = baselines.accept(
-        Path(options["baselines"]), options["suite"], measured, options["reason"], device, cases[0].config.decode.seed
+        Path(options["baselines"]), options["suite"], measured, options["reason"], device, seed
     )
     print(f"{path}: {changed} values accepted" if changed else f"{path}: nothing changed, nothing written")
     return 0

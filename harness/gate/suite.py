@@ -14,7 +14,7 @@ from itertools import cycle, product
 from harness.config import AcceptanceConfig, Config, DecodeConfig, ModelConfig, PrecisionConfig, RingConfig
 from harness.errors import ConfigError
 from harness.families import FAMILIES
-from harness.variants import load
+from harness.variants import load, names
 
 SUITES = ("fast", "full", "gpu")
 ACCEPTS = {
@@ -47,6 +47,12 @@ class Case:
     @property
     def variants(self) -> list[str]:
         return self.config.variants
+
+
+def default_of(name: str) -> list[str]:
+    """The variants of a suite where none are named: all that ship; on a GPU, where each has kernels to compile, those
+    that a run has."""
+    return Config().variants if name == "gpu" else list(names())
 
 
 def suite(name: str, variants: list[str]) -> list[Case]:
