@@ -10,7 +10,7 @@ COMPILE := $(PY) -c 'import harness.compiled.lockstep, harness.compiled.inspect'
 INPUTS := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help drift bench test test-slow mutants lint format clean
+.PHONY: help drift bench test test-slow gate mutants lint format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +26,9 @@ test: lint ## lint, type check and the fast tests
 
 test-slow: $(VENV)/.dev ## the long tests
 	$(PY) -m pytest -q -n $(JOBS) -m slow
+
+gate: $(VENV)/.dev ## hold errors, slopes and tails of every variant against results/baselines
+	$(PY) -m harness.gate check
 
 mutants: $(VENV)/.dev ## plant every listed defect, one at a time: which test catches it
 	$(PY) tests/mutants/run.py --report results/mutants.md

@@ -126,6 +126,7 @@ class Sites:
     store_beta: Rounding = EXACT
     fold_d: Rounding = EXACT  # W d as the fold reads it
     fold_k: Rounding = EXACT  # k_hat as the fold reads it
+    decayed: Rounding = EXACT  # e^g S before a token's write is added, in recurrence, replay and fold_current
     step: Rounding = EXACT  # the running state after each token, in recurrence and replay
     checkpoint: Rounding = EXACT
     snapshot: Rounding = EXACT  # a state kept per draft token

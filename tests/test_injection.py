@@ -70,7 +70,8 @@ def test_a_fold_without_decay_shows_as_a_gain(monkeypatch: pytest.MonkeyPatch) -
 def test_a_replay_forgets_a_wrong_d(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: d perturbed in a copy, or read by a fold that ought to form its own."""
     rows = followed(monkeypatch, "exact_fold")
-    by = {what: part["gain"] for what, part in rows.groupby("what")}
+    # below a roundoff of the state two decodes may have met
+    by = {what: part["gain"] for what, part in rows[rows["bound"] > 2.0**-24].groupby("what")}
     # where a head remembers nothing there is no v to forget
     assert (by["d"] == 0).all() and (by["v"].dropna() > 0).all() and (by["v"] > 0.5).any()
 

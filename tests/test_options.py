@@ -133,6 +133,9 @@ def test_a_design_without_a_kernel_is_refused_by_name() -> None:
     for name, precision, word in (
         ("chunked_fp32", PrecisionConfig(sites={"gram": "fp16"}), "site gram"),
         ("chunked_fp32", PrecisionConfig(sites={"decay": "bf16"}), "site decay"),
+        ("exact_recurrent", PrecisionConfig(sites={"decayed": "bf16"}), "site decayed"),
+        ("exact_fold", PrecisionConfig(sites={"decayed": "exact"}), "site decayed"),
+        ("kv_replay", PrecisionConfig(sites={"decayed": "fp32:zero"}), "site decayed"),
         ("chunked_tf32", PrecisionConfig(sites={"history_d": "bf16"}), "site history_d"),
         ("trtllm_replay", PrecisionConfig(sites={"state_operand": "bf16"}), "site state_operand"),
         ("chunked_fp32", PrecisionConfig(products={"solve": "fp16"}), "product solve"),

@@ -73,6 +73,7 @@ def test_a_reset_is_no_overflow(gate: float) -> None:
         ("chunked_fp32", "v", [4], "output"),
         ("exact_fold", "v", [4], "store_v"),
         ("exact_fold", "k", [3, 4, 5], "store_k"),
+        ("exact_recurrent", "v", [4], "decayed"),
         ("exact_recurrent", "v", [4], "step"),
     ],
 )

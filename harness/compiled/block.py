@@ -43,20 +43,20 @@ from harness.compiled.passes import back_in_place, in_order, pass_rows
 from harness.compiled.rounding import EXACT, copy_rounded, round_rows
 from harness.compiled.window import read_checkpoint, window_head, write_head
 
-RING, GIVEN = f"UniTuple({F4}, 12)", f"Tuple(({F5}, {F5}, {F4}, {F4}, {F4}, {F5}, {F5}))"
-STORED = f"Tuple(({F4}, {F5}, {F5}, {F4}, {F5}, {F5}, {F4}, {F4}))"
+RING, GIVEN = f"UniTuple({F4}, 11)", f"Tuple(({F5}, {F5}, {F4}, {F4}, {F4}, {F5}, {F5}))"
+STORED = f"Tuple(({F4}, {F5}, {F5}, {F4}, {F5}, {F5}, {F4}))"
 SCRATCH = f"Tuple(({F2}, {F2}, {F2}, {F1}))"
 
 
-@compiled(f"{F2}, {RING}, int64, int64, int64, int64, {I1}, {I1}, {F2}, {F2}")
-def replay_head(C, ring, b, h, base, n, order, edges, c, out):
+@compiled(f"{F2}, {RING}, int64, int64, int64, int64, {I1}, {I1}, {I1}, {F2}, {F2}")
+def replay_head(C, ring, b, h, base, n, flags, order, edges, c, out):
     """out [r*V, K]: the checkpoint C after a history of n raw records, as a replay reads them."""
-    keys, v, gains, decays = ring[8][b, h], ring[9], ring[10], ring[11]
+    betas, keys, v, decays = ring[7], ring[8][b, h], ring[9], ring[10]
     L, K, V = keys.shape[0], keys.shape[1], v.shape[3]
     group = C.shape[0] // V
     k, writes, d = np.empty((n, K)), np.empty((n, V)), np.empty((n, V))
     none, state = np.empty((0, K)), np.empty((V, K))
-    gain, decay = np.empty(n), np.empty(n)
+    beta, decay = np.empty(n), np.empty(n)
     for t in range(n):
         row = (base + t) & (L - 1)
         in_order(keys[row : row + 1], order, k[t : t + 1])
@@ -64,11 +64,11 @@ def replay_head(C, ring, b, h, base, n, order, edges, c, out):
         hv = h * group + r
         for t in range(n):
             row = (base + t) & (L - 1)
-            gain[t], decay[t] = gains[b, hv, row, 0], decays[b, hv, row, 0]
+            beta[t], decay[t] = betas[b, hv, row, 0], decays[b, hv, row, 0]
             for i in range(V):
                 writes[t, i] = v[b, hv, row, i]
         in_order(C[r * V : (r + 1) * V], order, state)
-        pass_rows(state, k, none, writes, gain, decay, n, edges, c, d, d)
+        pass_rows(state, k, none, writes, beta, decay, n, edges, flags, c, d, d)
         back_in_place(state, order, out[r * V : (r + 1) * V])
     round_rows(out, 0, out.shape[0], c[REPLAYED])
 
@@ -77,7 +77,7 @@ def replay_head(C, ring, b, h, base, n, order, edges, c, out):
 def fold_history(C, ring, b, h, base, n, flags, order, edges, c, kept, scratch, out):
     """out [r*V, K]: C and a history of n records, as the design folds them or, not kept, as its verify reads them."""
     if kept and flags[REPLAY]:
-        replay_head(C, ring, b, h, base, n, order, edges, c, out)
+        replay_head(C, ring, b, h, base, n, flags, order, edges, c, out)
         return
     group = ring[2].shape[1] // ring[0].shape[1]
     first, last = h * group, (h + 1) * group
@@ -109,7 +109,6 @@ def write_window(ring, stored, d, kq, i, b, h, now, flags, c):
                 ring[5][b, hv, row, x] = stored[1][i, b, hv, t, x]
             if flags[REPLAY]:
                 ring[10][b, hv, row, 0] = stored[6][i, b, hv, t]
-                ring[11][b, hv, row, 0] = stored[7][i, b, hv, t]
                 for x in range(stored[5].shape[4]):
                     ring[9][b, hv, row, x] = stored[5][i, b, hv, t, x]
 

@@ -78,7 +78,9 @@ def codes(a: Arithmetic) -> np.ndarray:
         "fold_acc": code(d.fold.accumulate),
         "checkpoint": code(s.checkpoint, d.fold.accumulate),
         "replayed": code(s.checkpoint, s.step),
+        "decayed": code(s.decayed),
         "step": code(s.step),
+        "seen_left": code(d.recurrent.left, s.decayed if a.conventions.decay == "before" else s.step),
         "recurrent_left": code(d.recurrent.left, s.step),
         "recurrent_acc": code(d.recurrent.accumulate),
         "snapshot": code(s.snapshot, s.step),
@@ -100,6 +102,7 @@ def flags(spec: VariantSpec, a: Arithmetic) -> np.ndarray:
         "raw": spec.fold == "replay",
         "replay": spec.fold == "replay",
         "in_turn": a.dots.fold.block == 1,
+        "late": a.conventions.decay == "after",
     }
     return np.array([table[name] for name in FLAGS], dtype=np.int64)
 

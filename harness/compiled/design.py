@@ -84,7 +84,7 @@ class Compiled(Emulated):
         out = empty(*S.shape)
         passes.token_pass(
             array(S.contiguous()), operands.k, q, *operands[1:], np.array(lengths), *self.order(S.shape[-1]),
-            self.codes, array(out), array(o), array(d),
+            self.flags, self.codes, array(out), array(o), array(d),
         )  # fmt: skip
         return out
 
@@ -97,9 +97,8 @@ class Compiled(Emulated):
             field = state.arrays.get(name, none[RECORDS[name][0]])
             fields.append(field if field.ndim == 4 else field[..., None])
         if derived is None:
-            return (*fields, none["H"], none["HV"], none["HV"], none["HV"])
-        k, v, gain, eg = derived
-        return (*fields, k, v, gain[..., None], eg[..., None])
+            return (*fields, none["H"], none["HV"], none["HV"])
+        return (*fields, derived.k, derived.v, derived.eg[..., None])
 
     def operands(self, windows: Windows, steps: slice, replay: bool = False) -> tuple[Any, Any]:
         """What decode_windows is given and stores, of some steps."""
@@ -133,9 +132,9 @@ class Compiled(Emulated):
     def _verify_tokens(self, state: EmulatedState, step: Step, history: Sequence[int]) -> Lazy:
         i, a, windows = step.index, self.arithmetic, step.windows
         base = self._base(state, range(state.slots), history)
-        _, v, gain, eg = token_operands(windows, a)
+        _, v, beta, eg = token_operands(windows, a)
         k, q = (array(x[i].contiguous()) for x in windows.keys(a))
-        run: Any = Pass(self, base, q, Tokens(k, v[i], gain[i], eg[i]))
+        run: Any = Pass(self, base, q, Tokens(k, v[i], beta[i], eg[i]))
         state.drafts = Lazy(run, state.shape, max(step.lengths))
         return state.drafts
 

@@ -127,6 +127,6 @@ def _tokens(
     operands = token_operands(windows, a)
     passes.decode_tokens(
         array(state.checkpoint), array(windows.unit(a.conventions)), *operands[1:], step, lane, ends, points,
-        *design.order(state.shape.K), c, array(S), array(o), array(d), errors,
+        *design.order(state.shape.K), design.flags, c, array(S), array(o), array(d), errors,
     )  # fmt: skip
     return Seen(o, d, errors, history, folded)

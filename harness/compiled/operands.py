@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
     k: np.ndarray  # [..., H, m, K]
     v: np.ndarray  # [..., HV, m, V] beta v
-    gain: np.ndarray  # [..., HV, m] what the prediction is taken off with
+    beta: np.ndarray  # [..., HV, m]
     eg: np.ndarray
 
 
@@ -45,7 +45,6 @@ class Stored(NamedTuple):
     beta: np.ndarray  # [W, B, HV, m]
     replay_k: np.ndarray
     replay_v: np.ndarray
-    gain: np.ndarray
     eg: np.ndarray
 
 
@@ -80,24 +79,23 @@ def take_products(windows: Windows, a: Arithmetic, dot: Dot) -> None:
     windows.memo(products_key(a, dot), compute)
 
 
-def pass_tokens(k: Tensor, v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> Tokens:
+def pass_tokens(k: Tensor, v: Tensor, beta: Tensor, eg: Tensor) -> Tokens:
     """Operands of a token pass from keys k, v [..., m, V] and beta, eg [..., m]."""
-    gain = beta * eg if a.conventions.decay == "before" else beta
-    return Tokens(*(array(x.contiguous()) for x in (k, v * beta[..., None], gain, eg)))
+    return Tokens(*(array(x.contiguous()) for x in (k, v * beta[..., None], beta, eg)))
 
 
 def token_operands(windows: Windows, a: Arithmetic) -> Tokens:
     """The operands of every step of a token pass; k is left out, it comes rounded from windows.unit."""
 
     def compute() -> Tokens:
-        return pass_tokens(torch.empty(0), windows.v, windows.gates(a)[1], windows.token_decays(a), a)
+        return pass_tokens(torch.empty(0), windows.v, windows.gates(a)[1], windows.token_decays(a))
 
     return windows.memo(("token operands", a.sites.gate, a.decay, a.conventions), compute)
 
 
 def replay_operands(v: Tensor, k: Tensor, g: Tensor, beta: Tensor, a: Arithmetic) -> Tokens:
     """What a replay makes of raw records: keys normalised and not yet rounded."""
-    return pass_tokens(normalise(k, a.conventions), v, beta, a.exponential(g), a)
+    return pass_tokens(normalise(k, a.conventions), v, beta, a.exponential(g))
 
 
 def stored(windows: Windows, a: Arithmetic, records: tuple[str, ...], cumulative: bool, replay: bool) -> Stored:
@@ -108,12 +106,13 @@ def stored(windows: Windows, a: Arithmetic, records: tuple[str, ...], cumulative
         none = np.empty((W, B, s.HV, 0)), np.empty((W, B, s.HV, 0, 0))
         g = windows.gates(a)[0] if cumulative else windows.stored(a, "g")
         if "v" not in records:
-            return Stored(array(g.contiguous()), none[1], none[1], none[0], none[1], none[1], none[0], none[0])
+            return Stored(array(g.contiguous()), none[1], none[1], none[0], none[1], none[1], none[0])
         v, k, beta = (windows.stored(a, name).contiguous() for name in ("v", "k", "beta"))
         raw = array(g.contiguous()), array(v), array(k), array(beta)
         if not replay:
-            return Stored(*raw, none[1], none[1], none[0], none[0])
-        return Stored(*raw, *replay_operands(v, k, g, beta, a))
+            return Stored(*raw, none[1], none[1], none[0])
+        made = replay_operands(v, k, g, beta, a)
+        return Stored(*raw, made.k, made.v, made.eg)
 
     return windows.memo(("stored", a, records, cumulative, replay), compute)
 

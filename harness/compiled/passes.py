@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.compiled.common import (
+    DECAY,
+    DECAYED,
     F1,
     F2,
     F3,
@@ -16,9 +18,11 @@ from harness.compiled.common import (
     F5,
     I1,
     KEY,
+    LATE,
     OUTPUT,
     RECURRENT_ACC,
     RECURRENT_LEFT,
+    SEEN_LEFT,
     SNAPSHOT,
     STEP,
     TAKEN,
@@ -46,26 +50,46 @@ def product(x, i, y, t, edges, acc):
     return total
 
 
+@summing(f"{F2}, int64, int64, {F2}, float64, {I1}, {F1}", "UniTuple(float64, 2)")
+def begin_fp32(S, i, j, k, decay, edges, acc):
+    """S[i] and S[j] decayed in fp32; returns their products with k[0]."""
+    first, second = 0.0, 0.0
+    for b in range(edges.shape[0] - 1):
+        lo, hi = edges[b], edges[b + 1]
+        upper, lower, key = S[i, lo:hi], S[j, lo:hi], k[0, lo:hi]
+        c, d = 0.0, 0.0
+        for n in range(key.shape[0]):
+            s, u = np.float64(np.float32(decay * upper[n])), np.float64(np.float32(decay * lower[n]))
+            upper[n] = s
+            lower[n] = u
+            c += s * key[n]
+            d += u * key[n]
+        c, d = round_one(c, acc), round_one(d, acc)
+        first, second = (c, d) if b == 0 else (round_one(first + c, acc), round_one(second + d, acc))
+    return first, second
+
+
 @summing(f"{F2}, int64, int64, {F2}, int64, int64, {F2}, float64, float64, float64, {I1}, {F1}", "UniTuple(float64, 4)")
 def step_fp32(S, i, j, k, t, after, q, x, y, decay, edges, acc):
-    """S[i] <- decay S[i] + x k[t] in fp32, S[j] with y; returns their products with q[t], then with k[after].
+    """Decayed rows S[i] + x k[t] and S[j] + y k[t] in fp32 times q[t]; then decayed for the next token, times k[after].
 
-    Two rows at a time, as each of their sums has to wait for itself.
+    Two rows at a time, as each of their sums has to wait for itself. The decay is an fp32 number.
     """
+    eg = np.float32(decay)
     first, second, third, fourth = 0.0, 0.0, 0.0, 0.0
     for b in range(edges.shape[0] - 1):
         lo, hi = edges[b], edges[b + 1]
         upper, lower, key, later, query = S[i, lo:hi], S[j, lo:hi], k[t, lo:hi], k[after, lo:hi], q[t, lo:hi]
         a, b_, c, d = 0.0, 0.0, 0.0, 0.0
         for n in range(key.shape[0]):
-            s = np.float64(np.float32(decay * upper[n] + x * key[n]))
-            u = np.float64(np.float32(decay * lower[n] + y * key[n]))
+            s, u = np.float32(upper[n] + x * key[n]), np.float32(lower[n] + y * key[n])
+            a += np.float64(s) * query[n]
+            b_ += np.float64(u) * query[n]
+            s, u = eg * s, eg * u
             upper[n] = s
             lower[n] = u
-            a += s * query[n]
-            b_ += u * query[n]
-            c += s * later[n]
-            d += u * later[n]
+            c += np.float64(s) * later[n]
+            d += np.float64(u) * later[n]
         a, b_, c, d = round_one(a, acc), round_one(b_, acc), round_one(c, acc), round_one(d, acc)
         if b == 0:
             first, second, third, fourth = a, b_, c, d
@@ -75,43 +99,46 @@ def step_fp32(S, i, j, k, t, after, q, x, y, decay, edges, acc):
     return first, second, third, fourth
 
 
-@summing(f"{F2}, {F2}, {F2}, {F2}, {F1}, {F1}, int64, {I1}, {F2}, {F2}, {F2}", "void")
-def pass_rows(S, k, q, v, gain, eg, n, edges, c, o, d):
+@summing(f"{F2}, {F2}, {F2}, {F2}, {F1}, {F1}, int64, {I1}, {I1}, {F2}, {F2}, {F2}", "void")
+def pass_rows(S, k, q, v, beta, eg, n, edges, flags, c, o, d):
     """S [V, K] after n tokens, in place; o and d [n, V] of those tokens.
 
-    k, q [n, K] as the product reads them, q without rows in a replay; v [n, V] is beta v, gain [n] what the
-    prediction is taken off with, eg [n] the decay
+    k, q [n, K] as the product reads them, q without rows in a replay; v [n, V] is beta v, eg [n] the decay
     """
     V, K = S.shape
-    acc, outputs = c[RECURRENT_ACC], q.shape[0] > 0
-    queries = q if outputs else k
-    if c[RECURRENT_LEFT, 0] == EXACT and c[STEP, 0] == FP32:
+    acc, outputs, late = c[RECURRENT_ACC], q.shape[0] > 0, flags[LATE] != 0
+    queries, read = q if outputs else k, np.empty((1, K))
+    reads = c[SEEN_LEFT, 0] == EXACT and c[RECURRENT_LEFT, 0] == EXACT
+    if reads and not late and c[DECAY, 0] == FP32 and c[DECAYED, 0] == FP32 and c[STEP, 0] == FP32:
         for i in range(0, V, 2):
             # an odd last row goes with itself
             j = min(i + 1, V - 1)
-            one, two = product(S, i, k, 0, edges, acc), product(S, j, k, 0, edges, acc)
+            one, two = begin_fp32(S, i, j, k, eg[0], edges, acc)
             for t in range(n):
-                x, y = round_one(v[t, i] - gain[t] * one, c[D]), round_one(v[t, j] - gain[t] * two, c[D])
+                x, y = round_one(v[t, i] - beta[t] * one, c[D]), round_one(v[t, j] - beta[t] * two, c[D])
                 d[t, i], d[t, j] = x, y
-                put, out, one, two = step_fp32(S, i, j, k, t, min(t + 1, n - 1), queries, x, y, eg[t], edges, acc)
+                # behind the last token S stays as it is
+                after, decay = (t + 1, eg[t + 1]) if t + 1 < n else (t, 1.0)
+                put, out, one, two = step_fp32(S, i, j, k, t, after, queries, x, y, decay, edges, acc)
                 if outputs:
                     o[t, i], o[t, j] = put, out
     else:
-        read = np.empty((1, K))
         for i in range(V):
             for t in range(n):
+                if late:
+                    copy_rounded(S[i : i + 1], read, c[SEEN_LEFT])
                 for j in range(K):
-                    read[0, j] = S[i, j]
-                round_rows(read, 0, 1, c[RECURRENT_LEFT])
-                x = round_one(v[t, i] - gain[t] * product(read, 0, k, t, edges, acc), c[D])
+                    S[i, j] *= eg[t]
+                round_rows(S, i, i + 1, c[DECAYED])
+                if not late:
+                    copy_rounded(S[i : i + 1], read, c[SEEN_LEFT])
+                x = round_one(v[t, i] - beta[t] * product(read, 0, k, t, edges, acc), c[D])
                 for j in range(K):
-                    S[i, j] = eg[t] * S[i, j] + x * k[t, j]
+                    S[i, j] += x * k[t, j]
                 round_rows(S, i, i + 1, c[STEP])
-                for j in range(K):
-                    read[0, j] = S[i, j]
-                round_rows(read, 0, 1, c[RECURRENT_LEFT])
                 d[t, i] = x
                 if outputs:
+                    copy_rounded(S[i : i + 1], read, c[RECURRENT_LEFT])
                     o[t, i] = product(read, 0, queries, t, edges, acc)
     if outputs:
         round_rows(o, 0, n, c[OUTPUT])
@@ -133,11 +160,11 @@ def back_in_place(x, order, out):
             out[i, order[j]] = x[i, j]
 
 
-@compiled(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}, {F4}")
-def token_pass(S, k, q, v, gain, eg, lengths, order, edges, c, out, o, d):
+@compiled(f"{F4}, {F4}, {F4}, {F4}, {F3}, {F3}, {I1}, {I1}, {I1}, {I1}, {F2}, {F4}, {F4}, {F4}")
+def token_pass(S, k, q, v, beta, eg, lengths, order, edges, flags, c, out, o, d):
     """out [n, HV, V, K]: S after lengths[s] tokens of slot s; o and d [n, HV, m, V] of those tokens.
 
-    k, q [n, H, m, K]; v [n, HV, m, V]; gain, eg [n, HV, m]; as pass_rows reads them, columns not yet in order
+    k, q [n, H, m, K]; v [n, HV, m, V]; beta, eg [n, HV, m]; as pass_rows reads them, columns not yet in order
     """
     n, HV, V, K = S.shape
     m, group, queries = k.shape[2], HV // k.shape[1], q.shape[2]
@@ -150,15 +177,16 @@ def token_pass(S, k, q, v, gain, eg, lengths, order, edges, c, out, o, d):
                 if queries:
                     in_order(q[s, h // group], order, asked)
                 where = o[s, h] if queries else d[s, h]
-                pass_rows(state, keys, asked, v[s, h], gain[s, h], eg[s, h], lengths[s], edges, c, where, d[s, h])
+                pass_rows(state, keys, asked, v[s, h], beta[s, h], eg[s, h], lengths[s], edges, flags, c, where,
+                          d[s, h])  # fmt: skip
             back_in_place(state, order, out[s, h])
 
 
-@compiled(f"{F4}, {F5}, {F5}, {F4}, {F4}, {I2}, {I2}, {I2}, {I2}, {I1}, {I1}, {F2}, {F5}, {F4}, {F4}, {F4}")
-def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, c, truth, o, d, errors):
+@compiled(f"{F4}, {F5}, {F5}, {F4}, {F4}, {I2}, {I2}, {I2}, {I2}, {I1}, {I1}, {I1}, {F2}, {F5}, {F4}, {F4}, {F4}")
+def decode_tokens(C, unit, v, beta, eg, step, lane, ends, points, order, edges, flags, c, truth, o, d, errors):
     """Committed tokens on states C [B, HV, V, K], in place: what a design that keeps its drafts' states does.
 
-    unit [W, B, H, 2m, K] k_hat then q_hat; v [W, B, HV, m, V] is beta v; gain, eg [W, B, HV, m]; step, lane [B, T] of
+    unit [W, B, H, 2m, K] k_hat then q_hat; v [W, B, HV, m, V] is beta v; beta, eg [W, B, HV, m]; step, lane [B, T] of
     every committed token; ends [B, n] the tokens after which a state is taken, 0 behind the last, points [B, n] the
     grid point reached there or -1; truth [P, B, HV, V, K]; o, d [B, T, HV, V]; errors [B, P, HV, 4]
     """
@@ -189,10 +217,10 @@ def decode_tokens(C, unit, v, gain, eg, step, lane, ends, points, order, edges, 
                     hv = h * group + r
                     for t in range(n):
                         i, j = step[b, begin + t], lane[b, begin + t]
-                        a[t], decay[t] = gain[i, b, hv, j], eg[i, b, hv, j]
+                        a[t], decay[t] = beta[i, b, hv, j], eg[i, b, hv, j]
                         for x in range(V):
                             writes[t, x] = v[i, b, hv, j, x]
-                    pass_rows(state[r], keys, asked, writes, a, decay, n, edges, c, outs, ds)
+                    pass_rows(state[r], keys, asked, writes, a, decay, n, edges, flags, c, outs, ds)
                     for t in range(n):
                         for x in range(V):
                             o[b, begin + t, hv, x], d[b, begin + t, hv, x] = outs[t, x], ds[t, x]

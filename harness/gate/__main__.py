@@ -4,8 +4,8 @@
   python -m harness.gate accept reason="..." [key=value ...]
 
   suite=fast        fast (two cores, 90 s) | full | gpu (kernels, on a GPU)
-  variants=a,b      names or files; default: every variant that ships
-  against=NAME      judge each variant by the baseline of NAME: "no worse than NAME"
+  variants=a,b      names or files; default: every variant that ships, in suite=gpu the six default arms
+  against=NAME      judge levels and tails by the baseline of NAME: "no worse than NAME"
   baselines=DIR     where SUITE.json lies; default results/baselines
   out=DIR           gate.json and gate.xml of a check; default results/runs/gate
 
@@ -22,8 +22,8 @@ from typing import Any
 
 from harness.errors import ConfigError, HarnessError
 from harness.gate import baselines, report, rules
-from harness.gate.suite import SUITES, Case, suite
-from harness.variants import load, names
+from harness.gate.suite import SUITES, Case, default_of, suite
+from harness.variants import load
 
 KEYS = {"check": ("suite", "variants", "against", "baselines", "out"), "accept": ("suite", "variants", "baselines")}
 
@@ -64,7 +64,9 @@ def _options(argv: list[str]) -> dict[str, Any]:
         raise ConfigError('reason: accept needs one, as reason="..."')
     listed = found["variants"]
     found["variants"] = (
-        list(names()) if listed is None else [v for v in listed.strip("[]").replace(" ", "").split(",") if v]
+        default_of(found["suite"])
+        if listed is None
+        else [v for v in listed.strip("[]").replace(" ", "").split(",") if v]
     )
     return found
 
@@ -88,7 +90,7 @@ def _check(options: dict[str, Any]) -> int:
         raise HarnessError(f"the gate has lost its teeth: {hole}")
     measured, variants, device, _ = _measured(options)
     if options["against"]:
-        values = _against(values, options["against"], variants)
+        values, measured = _against(values, options["against"], variants), _errors(measured)
     findings = rules.compare(values, measured, variants)
     outcome = rules.status(findings)
     facts = {"suite": name, "status": outcome, "device": device, "variants": variants, "against": options["against"]}
@@ -103,21 +105,32 @@ def _check(options: dict[str, Any]) -> int:
 
 
 def _against(values: dict[str, Any], other: str, variants: list[str]) -> dict[str, Any]:
-    """The baseline of `other` as that of every variant: its errors, not its own records and formats."""
-    found = {}
-    for case, entries in values.items():
-        if other in entries:
-            errors = {m: v for m, v in entries[other].items() if rules.tier_of(m).kind != "bitwise" or m == "rows"}
-            found[case] = dict.fromkeys(variants, errors)
+    """The baseline of `other` as that of every variant, as far as two designs can be compared."""
+    found = {case: dict.fromkeys(variants, entries[other]) for case, entries in values.items() if other in entries}
     if not found:
         raise ConfigError(f"against: {other!r} has no baseline")
-    return found
+    return _errors(found)
+
+
+def _errors(values: dict[str, Any]) -> dict[str, Any]:
+    """Levels and tails alone. A slope says something about a level of its own; records and formats differ."""
+    kept = ("rows", "level", "tail")
+    return {
+        case: {v: {m: x for m, x in metrics.items() if m.partition(".")[0] in kept} for v, metrics in entries.items()}
+        for case, entries in values.items()
+        if not case.startswith("exact")
+    }
 
 
 def _accept(options: dict[str, Any]) -> int:
     measured, _, device, cases = _measured(options)
+    if device == "cuda":
+        import torch
+
+        device = f"cuda, {torch.cuda.get_device_name()}"
+    seed = cases[0].config.decode.seed
     path, changed = baselines.accept(
-        Path(options["baselines"]), options["suite"], measured, options["reason"], device, cases[0].config.decode.seed
+        Path(options["baselines"]), options["suite"], measured, options["reason"], device, seed
     )
     print(f"{path}: {changed} values accepted" if changed else f"{path}: nothing changed, nothing written")
     return 0

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.numbers import (
+    add_write,
     as_stored,
     columns,
     decay,
@@ -110,4 +111,4 @@ def advance(S, key, value, g, beta, eps, O: tl.constexpr):
     else:
         S = S * decay(g, O.exp)
         d = (value - over_columns(S * k_hat, O.strided)) * beta
-    return S + d[None, :, None] * k_hat, d
+    return add_write(S, d[None, :, None], k_hat), d

@@ -176,6 +176,12 @@ def quotient(x, y, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def add_write(S, d, k_hat):
+    """S + d k_hat of fp32, S a decayed state: a compiler could fuse the decay's product with this sum instead."""
+    return tl.fma(d, k_hat, S)
+
+
+@triton.jit
 def decay(x, EXP: tl.constexpr):
     """e^x of fp32 log decays: fast, as tl.exp makes it, or rounded once from fp64."""
     if EXP == "rounded":

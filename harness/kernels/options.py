@@ -62,7 +62,7 @@ class Options:
 def unsupported(spec: VariantSpec, a: Arithmetic) -> str | None:
     """Why no kernel computes this design, or None."""
     s, d, window = a.sites, a.dots, spec.verify == "window"
-    for name in ("gate", "decay", "inverse", "d", "store_g", "store_beta", "step"):
+    for name in ("gate", "decay", "inverse", "d", "store_g", "store_beta", "decayed", "step"):
         if getattr(s, name) != Rounding("fp32"):
             return f"site {name} is fp32 in every kernel, not {getattr(s, name)}"
     for name in ("key", "gram", "rhs"):

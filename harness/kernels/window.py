@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from harness.kernels.fold import replayed
-from harness.kernels.numbers import as_stored, dot, folded_tile, operand, rest, rounded, tile_of, unfolded
+from harness.kernels.numbers import add_write, as_stored, dot, folded_tile, operand, rest, rounded, tile_of, unfolded
 from harness.kernels.prepare import past_rows, prepare, writes
 from harness.kernels.route import planned
 
@@ -155,7 +155,7 @@ def ring_verify(
                 lane = tl.arange(0, BS)
                 d, now = tl.sum(tl.where(lane[None, :] == 0, D, 0.0), axis=1), tl.sum(tl.where(lane == 0, to_now, 0.0))
                 k_hat = tl.sum(tl.where((tl.arange(0, 2 * BS) == 0)[:, None], kq, 0.0), axis=0)
-                tl.store(C + place, as_stored(S * now + d[:, None] * k_hat[None, :], C), mask=inside)
+                tl.store(C + place, as_stored(add_write(S * now, d[:, None], k_hat[None, :]), C), mask=inside)
     if PDL and FLUSH and item == 0:
         # whoever waits for this kernel waits for the windows that do not fold, too
         tl.extra.cuda.gdc_wait()

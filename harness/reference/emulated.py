@@ -280,7 +280,8 @@ class Emulated:
             _pick(x.view(state.slots, -1, *x.shape[1:]), flush) for x in (operands.eg[0], operands.k[0], d[..., :1])
         )
         write = write.reshape(len(flush) * s.H, -1, 1)
-        S = (S * eg).view(len(flush) * s.H, -1, s.K).baddbmm_(write, k.reshape(-1, 1, s.K)).view(S.shape)
+        S = a.sites.decayed.into(S * eg)
+        S = S.view(len(flush) * s.H, -1, s.K).baddbmm_(write, k.reshape(-1, 1, s.K)).view(S.shape)
         end = [state.tokens[slot] + 1 for slot in flush]
         self._set(state, flush, a.sites.checkpoint(S, self._key(state, flush, end, 1)))
 

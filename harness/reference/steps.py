@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from harness.arithmetic import Arithmetic, Operand
@@ -32,10 +31,11 @@ class WindowStep(NamedTuple):
 class TokenStep(NamedTuple):
     """What a token-by-token pass reads, one entry per lane."""
 
-    qk: list[Operand]  # m+1 of [M, K, 2]: q_hat of the lane before, k_hat of this one
+    key: list[Operand]  # [M, K, 1] k_hat as the product reads it
+    query: list[Operand]  # [M, K, 1] q_hat likewise; none in a replay
     k: list[Tensor]  # [M, 1, K] k_hat
     v: list[Tensor]  # [N, V, 1] beta v
-    gain: list[Tensor]  # [N, 1, 1] beta e^g, what the old state's prediction is taken off with
+    beta: list[Tensor]  # [N, 1, 1]
     eg: list[Tensor]  # [N, 1, 1]
 
 
@@ -84,26 +84,21 @@ def token_steps(windows: Windows, a: Arithmetic) -> list[TokenStep]:
 def pass_steps(k: Tensor, q: Tensor | None, v: Tensor, beta: Tensor, eg: Tensor, a: Arithmetic) -> list[TokenStep]:
     """Lane-major operands of a token-by-token pass over W windows of m lanes.
 
-    k, q  [W, B, H, m, K] normalised and rounded; no q: zeros, as a replay has no queries
+    k, q  [W, B, H, m, K] normalised and rounded; no q in a replay
     v     [W, B, HV, m, V]
     beta, eg  [W, B, HV, m]
     """
     W, B, H, m, K = k.shape
     M, N = B * H, B * v.shape[2]
-    lanes = k.permute(0, 3, 1, 2, 4).reshape(W, m, M, K)
-    qk = torch.zeros(W, m + 1, M, K, 2, dtype=k.dtype, device=k.device)
-    qk[:, :m, ..., 1] = lanes
-    if q is not None:
-        qk[:, 1:, ..., 0] = q.permute(0, 3, 1, 2, 4).reshape(W, m, M, K)
-    read = a.dots.recurrent.rhs(qk, a.sites.key)
-    pairs = [x.unbind(0) for x in read]
-    k_steps = lanes.view(W, m, M, 1, K).unbind(0)
+    lanes = [x.permute(0, 3, 1, 2, 4).reshape(W, m, M, K) for x in ((k,) if q is None else (k, q))]
+    reads = [_unbind(a.dots.recurrent.rhs(x[..., None], a.sites.key)) for x in lanes]
+    k_steps = lanes[0].view(W, m, M, 1, K).unbind(0)
     v_steps = (v * beta[..., None]).reshape(W, N, m, -1, 1).transpose(1, 2).contiguous().unbind(0)
-    gain = beta * eg if a.conventions.decay == "before" else beta
-    scalars = [x.reshape(W, N, m).permute(0, 2, 1).contiguous().view(W, m, N, 1, 1).unbind(0) for x in (gain, eg)]
+    scalars = [x.reshape(W, N, m).permute(0, 2, 1).contiguous().view(W, m, N, 1, 1).unbind(0) for x in (beta, eg)]
     return [
         TokenStep(
-            list(zip(*(p[i].unbind(0) for p in pairs), strict=True)),
+            _unbind(reads[0][i]),
+            [] if q is None else _unbind(reads[1][i]),
             list(k_steps[i].unbind(0)),
             list(v_steps[i].unbind(0)),
             *(list(x[i].unbind(0)) for x in scalars),

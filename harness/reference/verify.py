@@ -66,8 +66,7 @@ class TokenPass:
     key   [N] int64, of the first token; stochastic rounding of S draws from key + lane
     live  per lane [N, 1, 1] bool: heads whose lane is dead keep their state; None: all live
 
-    The read of S_t serves o_t and the next token's S_t k_hat together, so decay is applied to the product; on the
-    carrier that is the same as decaying first.
+    e^g S is a value of its own, as in a kernel's registers: S k_hat reads it, and d k_hat' is added to it.
     """
 
     def __init__(
@@ -81,38 +80,43 @@ class TokenPass:
         live: list[Tensor] | None = None,
     ):
         self.step, self.a, self.key, self.live = step, a, key, live
-        self.S, self.base = S, S
+        self.S, self.base, self.of = S, S, of
         self.kept: dict[int, Tensor] = {}
         self.writes: list[Tensor] = []
-        self.N, self.V, self.K = S.shape
+        self.outputs: list[Tensor] = []
         self.M = step.k[0].shape[0]
-        dot = a.dots.recurrent
-        self.reads = [dot(dot.lhs(S.view(self.M, -1, self.K), of), step.qk[0]).view(self.N, self.V, 2)]
 
     def advance(self, lanes: int, keep: bool = False) -> Tensor:
         """The state after `lanes` lanes, [N, V, K]; keep=True also keeps every state on the way there.
 
         Without keep the state is advanced in place, so one returned earlier is gone.
         """
-        dot, sites, step = self.a.dots.recurrent, self.a.sites, self.step
+        sites, step, before = self.a.sites, self.step, self.a.conventions.decay == "before"
         for i in range(len(self.writes), lanes):
             S = self.S
-            d = sites.d(torch.addcmul(step.v[i], step.gain[i], self.reads[-1][..., 1:], value=-1))
-            if S is self.base or keep or self.live is not None:
-                new = S * step.eg[i]
-            else:
-                new = S.mul_(step.eg[i])
-            new.view(self.M, -1, self.K).baddbmm_(d.view(self.M, -1, 1), step.k[i])
+            seen = None if before else self._product(S, self.of, step.key[i])
+            held = S is self.base or keep or self.live is not None
+            new = sites.decayed.into(S * step.eg[i] if held else S.mul_(step.eg[i]))
+            if seen is None:
+                seen = self._product(new, sites.decayed, step.key[i])
+            d = sites.d(torch.addcmul(step.v[i], step.beta[i], seen, value=-1))
+            new.view(self.M, -1, new.shape[-1]).baddbmm_(d.view(self.M, -1, 1), step.k[i])
             new = sites.step.into(new, None if self.key is None else self.key + i)
             self.S = new if self.live is None else torch.where(self.live[i], new, S)
-            read = dot(dot.lhs(self.S.view(self.M, -1, self.K), sites.step), step.qk[i + 1])
-            self.reads.append(read.view(self.N, self.V, 2))
+            self.of = sites.step
+            if step.query:
+                self.outputs.append(self._product(self.S, sites.step, step.query[i]))
             self.writes.append(d)
             if keep:
                 self.kept[i + 1] = self.S
         if lanes == 0:
             return self.base
         return self.S if lanes == len(self.writes) else self.kept[lanes]
+
+    def _product(self, S: Tensor, of: Rounding, x: Operand) -> Tensor:
+        """S x [N, V, 1], S rounded to `of`."""
+        dot = self.a.dots.recurrent
+        return dot(dot.lhs(S.view(self.M, -1, S.shape[-1]), of), x).view(*S.shape[:2], 1)
 
     def close(self) -> None:
         """Let the states go; outputs and writes of the lanes so far remain."""
@@ -122,12 +126,12 @@ class TokenPass:
     @property
     def o(self) -> Tensor:
         """Outputs of the lanes so far, [N, V, lanes]."""
-        a = self.a
-        if not self.writes:
-            return self.reads[0][..., :0]
-        return a.sites.output(torch.stack([r[..., 0] for r in self.reads[1:]], -1), of=a.dots.recurrent.accumulate)
+        return self.a.sites.output(self._lanes(self.outputs), of=self.a.dots.recurrent.accumulate)
 
     @property
     def d(self) -> Tensor:
         """Writes of the lanes so far, [N, V, lanes]."""
-        return torch.cat(self.writes, -1) if self.writes else self.reads[0][..., :0]
+        return self._lanes(self.writes)
+
+    def _lanes(self, found: list[Tensor]) -> Tensor:
+        return torch.cat([self.step.v[0][..., :0], *found], -1)
