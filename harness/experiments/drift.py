@@ -5,7 +5,7 @@ level set by what is rounded most coarsely between two flushes, and the open-loo
 fold in the same formats. The account to be tested says the opposite: that an open-loop fold accumulates its errors.
 
 Predicted: relative error of the state, with windows of 4, a ring of 16 and SiLU keys.
-  exact_recurrent  1e-7 to 1e-6, flat: two fp32 roundings per token, contracted by decay and delta
+  exact_recurrent  1e-7 to 1e-6, flat: one fp32 rounding per token, contracted by decay and delta
   null_arm         the same; its ratio to exact_recurrent is within 2, and is the floor for any "worse than"
   chunked_fp32     1e-7, flat, at or below exact_recurrent: it rounds its state ten times less often
   chunked_tf32     6e-4, flat: 2e-4 for rounded operands, times 2.6 to 2.9 as the hardware truncates them
