@@ -7,7 +7,7 @@ Both start from one fp32 checkpoint; each is held against the exact fold of what
 v, k, g and beta.
 
   once    the sum is kept wider and rounded once: what harness.arithmetic emulates of an `ieee` product
-  chain   every product is rounded into the sum: an fp32 loop
+  chain   every product is added by a fused multiply-add: an fp32 loop
   replay  the recurrence in fp32, `ieee` products, the state rounded after every token
 """
 
@@ -52,8 +52,11 @@ def constants(config: Config) -> Iterator[dict[str, Any]]:
 
 def folds(C: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> dict[str, list[float]]:
     """c of the three folds and s, of every head. C [1, H, V, K] fp32 numbers; k, v [1, H, w, ..]; g, beta [1, H, w]."""
-    exact, fp32 = Arithmetic(), load("chunked_fp32").arithmetic()
-    chain = load("chunked_fp32").arithmetic(PrecisionConfig(products={"fold": "ieee/1"}, exp="rounded"))
+    exact = Arithmetic()
+    fp32, chain = (
+        load("chunked_fp32").arithmetic(PrecisionConfig(products={"fold": dot}, exp="rounded"))
+        for dot in ("ieee", "ieee/1")
+    )
     token = load("exact_recurrent").arithmetic()
     g, beta = fp32.sites.gate(g), fp32.sites.gate(beta)
     d = fp32.sites.store_d(writes(C, k, v, g, beta))

@@ -99,7 +99,9 @@ def test_the_chain_is_an_fp32_loop() -> None:
     W = (G[..., -1:] - G).double().exp().float()
     low = C.float() * G[..., -1].double().exp().float()[..., None, None]
     for j in range(w):
-        low = low + (d[:, :, j] * W[..., j, None])[..., None] * keys[:, :, j, None, :]
+        # the product is exact in fp64 and enters the sum as it is: a fused multiply-add
+        write = (d[:, :, j] * W[..., j, None])[..., None].double() * keys[:, :, j, None, :].double()
+        low = (low.double() + write).float()
     want = norms(low.double() - exact)[0] / norms(exact)[0] * 2.0**24
     # the last bit of a sum of squares
     np.testing.assert_allclose(found["chain"], want[0], rtol=1e-9)
@@ -111,4 +113,4 @@ def test_no_fold_exceeds_its_bound() -> None:
     for name in ("once", "chain"):
         assert (rows[name] <= (rows["ring"] + 2) * rows["scale"]).all()
         assert (rows[name] > 0.1).all()
-    assert (rows["once"] <= rows["chain"]).all() and (rows["once"] < rows["replay"]).all()
+    assert (rows["once"] < rows["chain"]).all() and (rows["once"] < rows["replay"]).all()

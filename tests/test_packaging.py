@@ -94,11 +94,11 @@ def test_make_installs_torch_first_and_lints_before_it_tests(tmp_path):
     assert [f.start() for f in found] == sorted(f.start() for f in found)
 
 
-def test_continuous_integration_runs_make_test_and_stops_at_the_first_failure():
+def test_continuous_integration_runs_tests_and_gate_and_stops_at_the_first_failure():
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & 0o111
     body = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
-    assert "set -euo pipefail" in body and body[-1] == "make test"
+    assert "set -euo pipefail" in body and body[-2:] == ["make test", "make gate"]
 
 
 def test_the_citation_and_the_licence_are_those_of_the_package():
