@@ -185,12 +185,12 @@ def cell(text: str) -> str:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="", help="text that area, name or file contains")
+    parser.add_argument("--only", default="", help="texts, split at |, of which area, name and file contain one")
     parser.add_argument("--list", action="store_true", help="show the list and run nothing")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one defect")
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args(argv)
-    mutants = [m for m in load() if given.only in f"{m.area}: {m.name}, {m.file}"]
+    mutants = [m for m in load() if any(x in f"{m.area}: {m.name}, {m.file}" for x in given.only.split("|"))]
     console = Console(markup=False, highlight=False, width=80)
     if given.list:
         for m in mutants:
