@@ -95,7 +95,9 @@ CUMULATIVE = replace(load("chunked_fp32"), name="cumulative", gate_record="cumul
 
 
 @pytest.mark.parametrize(
-    "spec", [*map(load, ("exact_recurrent", "chunked_fp32", "chunked_tf32", "exact_fold")), CUMULATIVE], ids=str
+    "spec",
+    [*map(load, ("exact_recurrent", "chunked_fp32", "chunked_tf32", "exact_fold")), CUMULATIVE],
+    ids=lambda spec: spec.name,
 )
 def test_both_engines_take_it_everywhere(spec) -> None:
     """Faults: a decay of history, window, replay or token that one engine still rounds; a memo shared by both kinds."""
