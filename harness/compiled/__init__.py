@@ -19,7 +19,9 @@ config: Any = numba.config
 def _keep_compiled_code_by_source() -> None:
     """Numba keeps compiled code by its own file alone; what it took from the others here would go stale unseen."""
     here = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    # the table of the exponential is a constant of the kernels, too
+    files = [*sorted(here.glob("*.py")), here.parent / "exponential.py"]
+    sources = b"".join(path.read_bytes() for path in files)
     own = str(here / "__pycache__") if os.access(here, os.W_OK) else ""
     folder = config.CACHE_DIR or own
     if folder:

@@ -18,14 +18,14 @@ import os
 import platform
 import queue
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -36,9 +36,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - (.*))?$", re.M)
+FAILED = re.compile(r"^(FAILED|ERROR) (\S+?(?:::.*?)?)(?: - (.*))?$", re.M)
 # what stops a test before it has judged anything
 UNJUDGED = re.compile(r"(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|NameError|numba\.\S+)\b")
+SHOWN = 44  # characters of a test's parameters, and half of those of what it says
 VERSIONS = ("numpy", "numba", "torch", "triton", "pytest")
 # the same everywhere: kernels in the interpreter, one thread, and a summary that is not cut to a terminal
 ALIKE = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -47,12 +48,12 @@ ALIKE |= {"COLUMNS": "400"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: caught, SURVIVED or broken; by: the first failing test and what it says."""
+    """verdict: caught, SURVIVED or broken; by: what failed first; says: how."""
 
     mutant: Mutant
     verdict: str
-    by: str
-    seconds: float
+    by: str = ""
+    says: str = ""
 
 
 def taken(into: Path) -> None:
@@ -95,36 +96,33 @@ def tested(folder: Path, tests: Sequence[str], timeout: float) -> tuple[int | No
     return process.returncode, out
 
 
-def judged(status: int | None, out: str, gate: dict[str, object] | None) -> tuple[str, str]:
-    """Verdict and by whom, of one run; gate: what a gate wrote."""
+def judged(mutant: Mutant, status: int | None, out: str, report: Path) -> Verdict:
+    """The verdict on one run; report: what a gate wrote."""
     if status is None:
-        return "caught", "running out of time"
+        return Verdict(mutant, "caught", "running out of time")
     if status == 0:
-        return "SURVIVED", ""
+        return Verdict(mutant, "SURVIVED")
     if status < 0:
-        return "caught", f"the process died of signal {-status}"
-    last = (out.strip().splitlines() or [f"exit status {status}"])[-1]
-    if status == 1 and gate is not None:
-        worse = next((f for f in gate["findings"] if f["verdict"] == "regression"), None)  # type: ignore[attr-defined]
-        if worse:
-            return "caught", f"gate: {worse['case']}, {worse['variant']}, {worse['metric']}"
+        return Verdict(mutant, "caught", "the process", f"died of signal {-status}")
+    if status == 1 and mutant.tests == GATE:
+        worse = [f for f in json.loads(report.read_text())["findings"] if f["verdict"] == "regression"]
+        first = worse[0]
+        where = f"{len(worse)} regressions, first {first['case']}, {first['variant']}, {first['metric']}"
+        return Verdict(mutant, "caught", "python -m harness.gate check", where)
     found = FAILED.search(out)
-    if status == 1 and found and f"FAILED {found[1]}" in out:
-        says = found[2] or ""
-        return ("broken" if UNJUDGED.match(says) else "caught"), f"{found[1]}: {says}"
-    return "broken", found[0] if found else last
+    if status == 1 and found and found[1] == "FAILED":
+        by, says = found[2].removeprefix("tests/"), found[3] or ""
+        return Verdict(mutant, "broken" if UNJUDGED.match(says) else "caught", by, says)
+    return Verdict(mutant, "broken", found[2] if found else (out.strip().splitlines() or [f"status {status}"])[-1])
 
 
 def plant(mutant: Mutant, folders: queue.Queue[Path], timeout: float) -> Verdict:
     """One defect in one folder."""
-    folder, begin = folders.get(), time.monotonic()
+    folder = folders.get()
     try:
         tree = copied(folder)
         (tree / mutant.file).write_text(mutant.applied(tree), encoding="utf-8")
-        status, out = tested(folder, [mutant.tests], timeout)
-        report = folder / "gate/gate.json"
-        gate = json.loads(report.read_text()) if mutant.tests == GATE and report.exists() else None
-        return Verdict(mutant, *judged(status, out, gate), time.monotonic() - begin)
+        return judged(mutant, *tested(folder, [mutant.tests], timeout), folder / "gate/gate.json")
     finally:
         folders.put(folder)
 
@@ -147,7 +145,7 @@ def table(verdicts: list[Verdict]) -> Table:
         drawn.add_column(name, no_wrap=True, ratio=ratio or None, overflow="ellipsis", min_width=0 if ratio else 8)
     for v in verdicts:
         style = "" if v.verdict == "caught" else "bold red"
-        drawn.add_row(v.mutant.name, v.verdict, v.by.removeprefix("tests/"), style=style)
+        drawn.add_row(v.mutant.name, v.verdict, v.by, style=style)
     return drawn
 
 
@@ -168,29 +166,32 @@ def markdown(verdicts: list[Verdict], command: str) -> str:
     for area in AREAS:
         mine = [v for v in verdicts if v.mutant.area == area]
         if mine:
-            lines += ["", f"## {area}", "", "| defect | file | caught by |", "|---|---|---|"]
-            lines += [f"| {cell(v.mutant.name)} | {v.mutant.file} | {shown(v)} |" for v in mine]
+            lines += ["", f"## {area}", "", "| defect | file | caught by | which says |", "|---|---|---|---|"]
+            lines += [f"| {v.mutant.name} | {v.mutant.file} | {shown(v)} |" for v in mine]
     return "\n".join(lines) + "\n"
 
 
 def shown(v: Verdict) -> str:
-    by = cell(v.by.removeprefix("tests/")[:160])
-    return by if v.verdict == "caught" else f"**{v.verdict}** {by}"
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Two cells: what caught it, and what that says; neither in full."""
+    test, bracket, rest = v.by.partition("[")
+    by = f"`{test}{bracket}{rest if len(rest) < SHOWN else rest[:SHOWN] + '…]'}`" if v.by else ""
+    says = v.says.removeprefix("AssertionError:").strip()
+    says = f"`{says[: 2 * SHOWN]}`" if says else ""
+    cells = " | ".join(x.replace("|", "\\|") for x in (by, says))
+    return cells if v.verdict == "caught" else f"**{v.verdict}** {cells}"
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="", help="text that area, name or file contains")
+    parser.add_argument("--only", default="", help="texts, split at |, of which area, name and file contain one")
     parser.add_argument("--list", action="store_true", help="show the list and run nothing")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one defect")
     parser.add_argument("--report", type=Path, help="write the tables as Markdown")
     given = parser.parse_args(argv)
-    mutants = [m for m in load() if given.only in f"{m.area}: {m.name}, {m.file}"]
+    mutants = [m for m in load() if any(x in f"{m.area}: {m.name}, {m.file}" for x in given.only.split("|"))]
+    if not mutants:
+        parser.error(f"--only: {given.only!r} names no defect")
     console = Console(markup=False, highlight=False, width=80)
     if given.list:
         for m in mutants:
@@ -211,12 +212,15 @@ def main(argv: list[str]) -> int:
         # those that compile take longest
         order = sorted(mutants, key=lambda m: "harness/compiled/" not in m.file)
         running = {m: pool.submit(plant, m, folders, given.timeout) for m in order}
+        for done, _ in enumerate(as_completed(running.values()), 1):
+            if sys.stderr.isatty():
+                print(f"\r{done} of {len(mutants)}", end="" if done < len(mutants) else "\n", file=sys.stderr)
         verdicts = [running[m].result() for m in mutants]
     console.print(table(verdicts))
     caught = sum(v.verdict == "caught" for v in verdicts)
     console.print(f"{caught} of {len(verdicts)} caught")
     if given.report:
-        given.report.write_text(markdown(verdicts, "make mutants"), encoding="utf-8")
+        given.report.write_text(markdown(verdicts, shlex.join(["python", "tests/mutants/run.py", *argv])), encoding="utf-8")
     return 0 if caught == len(verdicts) else 1
 
 
