@@ -3,7 +3,7 @@
   python -m harness.gate check  [key=value ...]
   python -m harness.gate accept reason="..." [key=value ...]
 
-  suite=fast        fast (two cores, 90 s) | full | gpu (kernels, on a GPU)
+  suite=fast        fast (two cores, 20 s) | full | gpu (kernels, on a GPU)
   variants=a,b      names or files; default: every variant that ships, in suite=gpu the six default arms
   against=NAME      judge levels and tails by the baseline of NAME: "no worse than NAME"
   baselines=DIR     where SUITE.json lies; default results/baselines

@@ -1,6 +1,6 @@
 """What is measured: cases, each an input family, an accept pattern and a ring, seeded and small.
 
-fast  every family once, accept patterns and rings in turn, and three cases in exact arithmetic: 90 s on two cores
+fast  every family once, accept patterns and rings in turn, and four cases in exact arithmetic: 20 s on two cores
 full  every family under every accept pattern, rings in turn, four times the tokens
 gpu   the cases of fast at full head size on the device, kernels where there are any, over 2,048 tokens
 """
