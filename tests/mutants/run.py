@@ -220,7 +220,9 @@ def main(argv: list[str]) -> int:
     caught = sum(v.verdict == "caught" for v in verdicts)
     console.print(f"{caught} of {len(verdicts)} caught")
     if given.report:
-        given.report.write_text(markdown(verdicts, shlex.join(["python", "tests/mutants/run.py", *argv])), encoding="utf-8")
+        given.report.write_text(
+            markdown(verdicts, shlex.join(["python", "tests/mutants/run.py", *argv])), encoding="utf-8"
+        )
     return 0 if caught == len(verdicts) else 1
 
 
