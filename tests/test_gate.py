@@ -268,7 +268,7 @@ def test_h6_what_is_not_finite_never_becomes_a_baseline(bad: float, tmp_path: Pa
         baselines.load(tmp_path, "fast")
 
 
-@pytest.mark.parametrize("name", ["fast", "gpu"])
+@pytest.mark.parametrize("name", ["fast", "full", "gpu"])
 def test_the_committed_baseline_covers_the_suite_and_bites(name: str) -> None:
     """Faults: a case, variant or metric without a baseline; a value under which a known-bad error passes."""
     values = baselines.load(baselines.FOLDER, name)["values"]
