@@ -96,7 +96,7 @@ def test_nothing_to_judge_is_not_a_pass() -> None:
         ("slope.kept", 0.02, 0.2, 0.23, -0.2),
         ("slope.kept", -0.5, -0.35, -0.2, -0.75),
         ("residual", 0.0, 0.0, 1e-19, None),
-        ("identity.o", 7.0, 999.0, 1001.0, None),
+        ("identity.o", 7.0, 3999.0, 4001.0, None),
         # H6: a golden number near 1e-9 that has changed fivefold passes under an absolute tolerance
         ("level.o", 1e-9, 1.1e-9, 5e-9, 2e-10),
     ],
@@ -251,6 +251,8 @@ def test_h6_what_is_not_finite_never_becomes_a_baseline(bad: float, tmp_path: Pa
     """Fault (ESSS/pytest-regressions#84): NaN equals a NaN baseline for ever."""
     with pytest.raises(HarnessError, match=r"silu, arm, level\.kept: .* is not finite"):
         accept(tmp_path, one(level__kept=bad))
+    with pytest.raises(HarnessError, match=r"identity\.o: 5000\.0 fails beside itself"):
+        accept(tmp_path, one(identity__o=5000.0))
     for nothing in ({}, {"silu": {}}, one(rows=0.0)):
         with pytest.raises(HarnessError, match="nothing"):
             accept(tmp_path, nothing)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.gate.rules import Measured, sound
+from harness.gate.rules import Measured, judge, sound
 from harness.provenance import read_json, source_digest, write_json
 
 FOLDER = Path("results/baselines")
@@ -51,6 +51,8 @@ def accept(folder: Path, suite: str, measured: Measured, reason: str, device: st
             for metric, value in metrics.items():
                 if not sound(value):
                     raise HarnessError(f"{case}, {variant}, {metric}: {value} is not finite and cannot be accepted")
+                if judge(metric, value, value)[0] != "pass":
+                    raise HarnessError(f"{case}, {variant}, {metric}: {value} fails beside itself")
             if metrics.get("rows", 0) == 0:
                 raise HarnessError(f"{case}, {variant}: no rows, so nothing can be accepted")
     found = load(folder, suite)
