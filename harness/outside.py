@@ -126,11 +126,9 @@ class Outside(Emulated):
     def commit(self, state: Any, slots: Sequence[int], accepted: Sequence[int]) -> None:
         """As Emulated.commit."""
         cursors = state.cursors
-        current = cursors.current(slots, accepted) if self.spec.fold_current else []
-        full = cursors.commit(slots, accepted)
+        full = cursors.step(slots, accepted, self.spec.fold_current)
         if not slots:
             return
-        cursors.absorb(current)
         for slot, n in zip(slots, accepted, strict=True):
             state.tokens[slot] += n
         self.own.commit(state.own, self._ints(state, slots), self._ints(state, accepted), state.on_device(full))

@@ -13,13 +13,13 @@ import numpy as np
 from harness.compiled.common import I1, I2, I3, compiled
 from harness.ring import Cursors
 
-# of one slot in one step: where its history lies, ends and whether it is flagged, as the verify finds them; after the
-# commit where the history lies and how many records are folded at once; then all three when that is done
-COLUMNS = "base end flag new_base folded last_base last_end last_flag".split()
-
 
 class Course(NamedTuple):
-    """What the cursors of every slot are in every step, [W, B] each; idle slots keep theirs."""
+    """What the cursors of every slot are in every step, [W, B] each; idle slots keep theirs.
+
+    Where a history lies, ends and whether it is flagged, as the verify finds them; after the commit where it lies and
+    how many records are folded at once; then all three when that is done.
+    """
 
     base: np.ndarray
     end: np.ndarray
@@ -41,7 +41,7 @@ def course(
     spec, B = cursors.spec, cursors.slots
     lengths, accepted = (np.ascontiguousarray(x, dtype=np.int64) for x in (lengths, accepted))
     state = np.array([cursors.write_pos, cursors.cache_base, cursors.is_flush], dtype=np.int64)
-    out = np.zeros((len(COLUMNS), *lengths.shape), dtype=np.int64)
+    out = np.zeros((len(Course._fields), *lengths.shape), dtype=np.int64)
     rules = np.array([spec.length, spec.max_window, cursors.flush_at, spec.fold_when == "commit", fold_current])
     if max(cursors.window, default=-1) >= 0 or not _course(state, lengths, accepted, rules.astype(np.int64), out):
         _refuse(copy.deepcopy(cursors), lengths, accepted, fold_current)

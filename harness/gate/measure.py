@@ -93,12 +93,14 @@ def joined(parts: list[Columns]) -> Columns:
 def reduce_rows(columns: Columns) -> dict[str, Value]:
     """The metrics of one variant's rows."""
     found = _equal(columns)
+    if not columns:
+        return found
+    flush, tokens = (np.asarray(columns[name]) for name in ("flush", "tokens"))
+    late = flush >= np.median(np.unique(flush))
     for key, (middle, top) in ERRORS.items():
         if not _recorded(columns, middle):
             continue
         values, peaks = (np.ma.getdata(columns[name]).astype(float) for name in (middle, top))
-        flush, tokens = (np.asarray(columns[name]) for name in ("flush", "tokens"))
-        late = flush >= np.median(np.unique(flush))
         # NaN sorts last: a maximum never skips one, and half of the rows must be broken to hide in a median
         found[f"level.{key}"] = _digits(np.sort(values[late])[late.sum() // 2])
         found[f"tail.{key}"] = _digits(np.sort(peaks)[-1] if np.isfinite(values).all() else np.nan)
