@@ -64,7 +64,7 @@ $(VENV)/.run: $(INPUTS) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(INPUTS) $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt -e '.[dev,bench]'
+	$(PIP) install -q -c constraints.txt -e '.[dev,bench,joblib,submitit,ray,optuna,notebooks]'
 	$(COMPILE)
 	@touch $@ $(VENV)/.run $(VENV)/.bench
 
