@@ -135,7 +135,9 @@ def _write_whole(run: Path, work: Path, manifest: dict[str, Any]) -> None:
 
 
 def _describe(run: Path, work: Path, manifest: dict[str, Any], how: dict[str, Any]) -> None:
-    manifest.pop("host", None)
+    # the checksums are those of the files before they were cut
+    for key in ("host", "files"):
+        manifest.pop(key, None)
     manifest["published"] = how | {"run": run.resolve().name}
     write_json(work / "manifest.json", anonymous(manifest))
     text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()

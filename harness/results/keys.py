@@ -65,6 +65,21 @@ def varying(configs: Sequence[Flat]) -> list[str]:
     return [key for key in every if not launches(key) and len({c[key] for c in configs if key in c}) > 1]
 
 
+def telling(configs: Sequence[Flat]) -> list[str]:
+    """The varying keys without those that a group's name or family settles, as precision.name does precision.base."""
+    keys = varying(configs)
+
+    def settled(key: str) -> bool:
+        group = key.rpartition(".")[0]
+        for head in (f"{group}.name", f"{group}.family"):
+            if group and head in keys and head != key:
+                if len({(c.get(head), c.get(key)) for c in configs}) == len({c.get(head) for c in configs}):
+                    return True
+        return False
+
+    return [key for key in keys if not settled(key)]
+
+
 def constant(configs: Sequence[Flat]) -> Flat:
     """The keys that all of them have, with one value, and that."""
     first, *others = configs
