@@ -143,8 +143,9 @@ def bins(tokens: np.ndarray) -> np.ndarray:
     """Upper edges, at most BINS whole token counts, of bins equal in log tokens; the last is the largest count."""
     low, high = (math.log(max(int(x), 1)) for x in (tokens.min(), tokens.max()))
     edges = np.exp(low + (high - low) * np.arange(1, BINS + 1) / BINS)
-    # the exponential of a logarithm may miss the last count by a unit
-    return np.unique(np.append(np.floor(edges[:-1]).astype(np.int64), tokens.max()))
+    # the exponential of a logarithm may lie a rounding below a whole count
+    whole = np.floor(edges[:-1] * (1 + 1e-12)).astype(np.int64)
+    return np.unique(np.append(whole, tokens.max()))
 
 
 def _save(table: pa.Table, path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_runs import HEADS, F, make, swept
@@ -179,6 +180,20 @@ def test_a_large_or_a_second_one_of_a_name_is_refused(folder, monkeypatch, capsy
     assert "publish fewer jobs" in capsys.readouterr().err
     assert publish.main([str(folder), "first"]) == 0
     assert publish.main([str(folder), "first"]) == 2 and "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_a_row_on_an_edge_belongs_to_the_bin_below_it(monkeypatch):
+    """Fault: a bin called 8 holds the rows at 8 tokens, or those at 5 to 8, depending on a rounding."""
+    monkeypatch.setattr(published_sweep, "BINS", 10)
+    tokens = 2 ** np.arange(11)
+    edges = published_sweep.bins(tokens)
+    assert edges.tolist() == tokens[1:].tolist()
+    names = pa.array(["exact_fold"] * 11).dictionary_encode()
+    rows = pa.table({"variant": names, "tokens": tokens} | {name: tokens.astype(np.float32) for name in ERRORS})
+    found = published_sweep._quantiles([rows]).to_pandas()
+    top = found[found["quantile"] == 1]
+    assert top["tokens"].tolist() == top["kept_fro"].tolist() == edges.tolist()
+    assert top["rows"].tolist() == [2] + [1] * 9
 
 
 @pytest.mark.parametrize("top", [1, 2, 39, 1000, 16384, 2**40])

@@ -90,7 +90,7 @@ def test_nan_inf_and_null_stay_three_things(tmp_path):
     assert rows["nonfinite"].tolist() == [HEADS, HEADS, 0, 0] and pd.isna(rows["first_nonfinite_tokens"].iloc[-1])
     levels = load(tmp_path)
     assert recorded(levels, "exact_fold", "served_max") and not recorded(levels, "exact_fold", "d_max")
-    assert recorded(levels, "chunked_bf16", "d_max")
+    assert recorded(levels, "chunked_bf16", "d_max") and levels.attrs["missing_in"] == {}
     flushes = load(tmp_path, "flushes")
     assert flushes.attrs["missing"] == read_rows(tmp_path / "drift" / "a".ljust(16, "0")).attrs["missing"]
 

@@ -1,5 +1,6 @@
 """Comparing results: the right rows side by side, no failure called equal, nothing dropped in silence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_rows_of_sweeps_meet_the_rows_of_their_own_configuration(call, tmp_path)
 def test_a_lost_job_alone_is_a_difference(call, tmp_path):
     """Fault: a sweep that lacks a job compares as equal, as all that is there is."""
     a, b = sweep_of(tmp_path / "a", {8: 1, 16: 1}), sweep_of(tmp_path / "b", {8: 1})
-    assert call(a, b)[0] == 1
+    assert call(a, b)[0] == 1 and call(b, a)[0] == 1
     c = sweep_of(tmp_path / "c", {8: 1, 16: 1}, ("exact_fold",))
     assert call(a, c)[0] == 1 and "ring.length=8 null_arm" in call(a, c)[1]
 
@@ -165,8 +166,10 @@ def test_of_a_repeated_configuration_the_last_run_counts_and_it_is_said(call, tm
         manifest = read_json(path / "manifest.json")
         manifest["config"]["device"] = "auto"
         write_json(path / "manifest.json", manifest)
-    found = compare(side_at("aaaa", tmp_path / "r"), side_of(late), whole=True)
-    assert [pair.ratio for pair in found.pairs] == [1.0] * len(found.pairs) and len(found.doubled) == 1
+    side = side_at("aaaa", tmp_path / "r")
+    for rows in (side.rows, side.rows[::-1]):
+        found = compare(replace(side, rows=rows), side_of(late), whole=True)
+        assert {pair.ratio for pair in found.pairs} == {1.0} and len(found.doubled) == 1
 
 
 @pytest.mark.parametrize(
