@@ -7,11 +7,14 @@ directory, a sweep also a folder of records (harness.sweep).
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -27,13 +30,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import sweep
+from harness import provenance, sweep
 from harness.config import Config, validate
+from harness.cores import sharing
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
 from harness.groups import config_dir
+from harness.launching import HERE, enduring, launcher_of
+from harness.progress import shown
 from harness.refusals import check_keys, check_variants, no_option, refusal
+from harness.rundir import RunBusyError
+from harness.sweep_table import report
 
+LONG = 20  # values of one key that are all composed beforehand
+PATIENCE = 1.0  # seconds between two looks at a run that another process is at
 CHOSEN_HERE = {
     "hydra.mode": "a sweep is asked for with -m",
     "hydra.sweep.dir": "a sweep's folder is <results_dir>/sweeps/<name>",
@@ -69,25 +79,51 @@ def execute(cfg: DictConfig) -> dict[str, Any]:
 
 
 class Job:
-    """The task function. It raises nothing, so that Hydra neither prints an error nor drops later jobs."""
+    """The task function. It raises nothing, so that Hydra neither prints an error nor drops later jobs.
+
+    A job of a sweep leaves its record, in whichever process it runs, and returns what the sweeper minimises.
+    """
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
         self.error: BaseException | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
-        """Run one job; a job of a sweep leaves its record instead of an outcome."""
+        """Run one job."""
         settings = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            folder, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
-            with sweep.recorded(folder, settings.job.num, overrides) as record:
-                record.update(execute(cfg))
-            return record
+            return _job_of_a_sweep(settings, cfg)
         try:
             self.outcome = execute(cfg)
         except Exception as error:
             self.error = error
         return self.outcome
+
+
+def _job_of_a_sweep(settings: Any, cfg: DictConfig) -> Any:
+    folder, number, overrides = Path(settings.sweep.dir), settings.job.num, list(settings.overrides.task)
+    launcher, sweeper = (str(settings.runtime.choices[f"hydra/{name}"]) for name in ("launcher", "sweeper"))
+    command = ["python", "-m", "harness", *overrides]
+
+    def work() -> dict[str, Any]:
+        # a worker need not start where the command was given
+        os.chdir(settings.runtime.cwd)
+        shared = 1 if launcher in HERE else None
+        with sharing(shared), provenance.launched(command, launcher=launcher, sweep=folder.name, job=number):
+            return _patiently(cfg)
+
+    return sweep.recorded(folder, number, overrides, work)["state"]
+
+
+def _patiently(cfg: DictConfig) -> dict[str, Any]:
+    """Like execute; a run that another process of this machine is at is waited for."""
+    while True:
+        try:
+            return execute(cfg)
+        except RunBusyError as busy:
+            if busy.host != platform.node():
+                raise
+            time.sleep(PATIENCE)
 
 
 @contextmanager
@@ -128,8 +164,28 @@ def run_single(overrides: list[str]) -> int:
     return 0
 
 
-def plan(overrides: list[str]) -> tuple[Path, list[list[str]] | None]:
-    """(results_dir, overrides of every job in the order of Hydra's sweeper; None for another sweeper)."""
+@dataclass
+class Plan:
+    """What a sweep is going to be. jobs: the overrides of each, in the order of Hydra's own sweeper, or None where
+    another sweeper chooses them as it goes."""
+
+    results_dir: Path
+    jobs: list[list[str]] | None
+    launcher: str
+    sweeper: str
+    progress: bool | None
+    swept: dict[str, int]  # key -> number of its values
+
+    def text(self) -> str:
+        """6 jobs: precision 3 x ring.length 2."""
+        if self.jobs is None:
+            return f"as many jobs as {self.sweeper} asks for"
+        many = [f"{key} {n}" for key, n in self.swept.items() if n > 1]
+        return f"{len(self.jobs)} job{'s' * (len(self.jobs) != 1)}" + (": " + " × ".join(many) if many else "")
+
+
+def plan(overrides: list[str]) -> Plan:
+    """Read a command line and compose every value of it once: whatever can be refused is refused here."""
     with _refusing(overrides), hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(overrides)
@@ -150,8 +206,22 @@ def plan(overrides: list[str]) -> tuple[Path, list[list[str]] | None]:
                 choices[key] = [f"{key}={override.get_value_element_as_str()}"]
             elif override.is_discrete_sweep():
                 choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        basic = cfg.hydra.runtime.choices["hydra/sweeper"] == "basic"
-        return Path(cfg.results_dir), [list(job) for job in product(*choices.values())] if basic else None
+        sweeper = cfg.hydra.runtime.choices["hydra/sweeper"]
+        jobs = None
+        if sweeper == "basic":
+            jobs = [list(job) for job in product(*choices.values())]
+            _compose_each(choices)
+        swept = {key: len(values) for key, values in choices.items()}
+        return Plan(Path(cfg.results_dir), jobs, launcher_of(cfg), sweeper, cfg.progress, swept)
+
+
+def _compose_each(choices: dict[str, list[str]]) -> None:
+    """Compose with every value once, the other keys at their first: a typing error ends a sweep before it starts."""
+    first = [values[0] for values in choices.values()]
+    for i, values in enumerate(choices.values()):
+        # of a long range its ends tell
+        for value in values[1:] if len(values) <= LONG else values[-1:]:
+            hydra.compose("config", overrides=[*first[:i], value, *first[i + 1 :]])
 
 
 def quoted(text: str) -> str:
@@ -160,17 +230,33 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
 
 
-def run_sweep(overrides: list[str]) -> int:
-    """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record."""
-    results_dir, jobs = plan(overrides)
-    with sweep.opened(results_dir, overrides, jobs) as folder:
+def run_sweep(overrides: list[str], expect: int | None = None, show: bool = False) -> int:
+    """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record.
+
+    expect: how many jobs there have to be; show: list them and run none.
+    """
+    planned = plan(overrides)
+    if expect is not None and (planned.jobs is None or len(planned.jobs) != expect):
+        raise ConfigError(f"--expect: {expect} jobs expected, the command makes {planned.text()}")
+    if show:
+        for number, job in enumerate(planned.jobs or []):
+            print(f"{number:5d}", *job)
+        print(planned.text())
+        return 0
+    if shown(planned.progress):
+        print(planned.text(), file=sys.stderr)
+    facts: dict[str, Any] = {"command": ["python", "-m", "harness", "-m", *overrides], "launcher": planned.launcher}
+    facts |= {"sweeper": planned.sweeper, "source": provenance.source_digest(), "commit": provenance.commit()}
+    with sweep.opened(planned.results_dir, facts, planned.jobs) as folder:
+        flags = "--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"
         try:
-            _hydra(Job(), overrides, ("--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"))
+            with enduring(planned.progress):
+                _hydra(Job(), overrides, flags)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"records in {folder}") from None
         except Exception as error:
-            # a launcher gives up when one of its workers is killed; the table says which job that was
+            # the table says which job that was
             if not sweep.started(folder):
                 raise
-            print(f"harness: the launcher stopped: {sweep.headline(error)}", file=sys.stderr)
-    return sweep.report(folder)
+            print(f"harness: the sweep stopped: {sweep.headline(error)}", file=sys.stderr)
+    return report(folder)
