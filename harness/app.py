@@ -11,21 +11,13 @@ import platform
 import re
 import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,19 +28,14 @@ from harness.cores import sharing
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
 from harness.groups import config_dir
-from harness.launching import HERE, enduring, launcher_of
+from harness.launching import HERE, enduring
+from harness.plan import plan
 from harness.progress import shown
-from harness.refusals import check_keys, check_variants, no_option, refusal
+from harness.refusals import check_keys, check_variants, no_option, refusal, refusing
 from harness.rundir import RunBusyError
 from harness.sweep_table import report
 
-LONG = 20  # values of one key that are all composed beforehand
 PATIENCE = 1.0  # seconds between two looks at a run that another process is at
-CHOSEN_HERE = {
-    "hydra.mode": "a sweep is asked for with -m",
-    "hydra.sweep.dir": "a sweep's folder is <results_dir>/sweeps/<name>",
-    "hydra.sweep.subdir": "the jobs of a sweep share its folder",
-}
 
 
 def _register() -> None:
@@ -126,23 +113,12 @@ def _patiently(cfg: DictConfig) -> dict[str, Any]:
             time.sleep(PATIENCE)
 
 
-@contextmanager
-def _refusing(command: list[str]) -> Iterator[None]:
-    """Whatever Hydra raises here was asked for by the command: Job itself lets nothing through."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="provider=.* is not available")
-            yield
-    except (HydraException, OmegaConfBaseException, ValueError, OSError, UserWarning) as error:
-        raise refusal(error, command) from error
-
-
 def _hydra(task: Any, overrides: list[str], flags: tuple[str, ...] = ()) -> None:
     # Hydra reads its options from sys.argv, and this variable makes it raise instead of print and exit
     before, sys.argv = sys.argv, ["harness", *flags, *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _refusing(overrides):
+        with refusing(overrides):
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(task)()
     finally:
         sys.argv = before
@@ -162,66 +138,6 @@ def run_single(overrides: list[str]) -> int:
     if job.outcome.get("state") == "skipped":
         print(f"already done: {job.outcome.get('directory')}")
     return 0
-
-
-@dataclass
-class Plan:
-    """What a sweep is going to be. jobs: the overrides of each, in the order of Hydra's own sweeper, or None where
-    another sweeper chooses them as it goes."""
-
-    results_dir: Path
-    jobs: list[list[str]] | None
-    launcher: str
-    sweeper: str
-    progress: bool | None
-    swept: dict[str, int]  # key -> number of its values
-
-    def text(self) -> str:
-        """6 jobs: precision 3 x ring.length 2."""
-        if self.jobs is None:
-            return f"as many jobs as {self.sweeper} asks for"
-        many = [f"{key} {n}" for key, n in self.swept.items() if n > 1]
-        return f"{len(self.jobs)} job{'s' * (len(self.jobs) != 1)}" + (": " + " × ".join(many) if many else "")
-
-
-def plan(overrides: list[str]) -> Plan:
-    """Read a command line and compose every value of it once: whatever can be refused is refused here."""
-    with _refusing(overrides), hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = parser.parse_overrides(overrides)
-        for override in parsed:
-            key = override.key_or_group
-            if key in CHOSEN_HERE:
-                raise ConfigError(f"{key}: cannot be set; {CHOSEN_HERE[key]}")
-            if key == "results_dir" and override.is_sweep_override():
-                raise ConfigError("results_dir: a sweep has one")
-        fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-        cfg = hydra.compose("config", overrides=fixed, return_hydra_config=True)
-        choices: dict[str, list[str]] = {}
-        for override in parsed:
-            key = override.get_key_element()
-            if override.is_hydra_override():
-                continue
-            if not override.is_sweep_override():
-                choices[key] = [f"{key}={override.get_value_element_as_str()}"]
-            elif override.is_discrete_sweep():
-                choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        sweeper = cfg.hydra.runtime.choices["hydra/sweeper"]
-        jobs = None
-        if sweeper == "basic":
-            jobs = [list(job) for job in product(*choices.values())]
-            _compose_each(choices)
-        swept = {key: len(values) for key, values in choices.items()}
-        return Plan(Path(cfg.results_dir), jobs, launcher_of(cfg), sweeper, cfg.progress, swept)
-
-
-def _compose_each(choices: dict[str, list[str]]) -> None:
-    """Compose with every value once, the other keys at their first: a typing error ends a sweep before it starts."""
-    first = [values[0] for values in choices.values()]
-    for i, values in enumerate(choices.values()):
-        # of a long range its ends tell
-        for value in values[1:] if len(values) <= LONG else values[-1:]:
-            hydra.compose("config", overrides=[*first[:i], value, *first[i + 1 :]])
 
 
 def quoted(text: str) -> str:

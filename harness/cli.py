@@ -53,7 +53,9 @@ def _dispatch(argv: list[str]) -> int:
         print(f"harness {__version__}")
         return 0
     from harness import app
+    from harness.plan import lengthened
 
+    options.overrides = lengthened(options.overrides)
     if options.multirun:
         return app.run_sweep(options.overrides, options.expect, options.plan)
     if options.cfg:

@@ -22,7 +22,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import sweep
 from harness.cores import cores
@@ -34,6 +34,8 @@ HERE = ("joblib", "submitit_local", "ray")
 # that start whatever they are given, however much it is: they are given as many jobs as there are cores
 UNLIMITED = ("submitit_local",)
 POLL = 0.5  # seconds between two looks at the records
+# Ray says all that workers print, and opens a page for every sweep
+QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "warning"}
 
 
 def launcher_of(config: DictConfig) -> str:
@@ -84,7 +86,8 @@ class Enduring(Launcher):
                 left = len(fresh) + len(suspects)
                 print(f"harness: the launcher stopped: {sweep.headline(error)}; jobs left: {left}", file=sys.stderr)
             if fresh == todo and not self._refused(fresh):
-                raise error or HarnessError(f"hydra/launcher: {self.name} ran none of its jobs")
+                why = f": {sweep.headline(error)}" if error else ""
+                raise HarnessError(f"hydra/launcher: {self.name} ran none of {len(todo)} jobs{why}") from error
             begun = sweep.records(self.folder)
             todo = [n for n in fresh if n not in begun]
         for number in suspects:
@@ -192,7 +195,11 @@ def enduring(progress: bool | None) -> Iterator[None]:
             # compiled once: every worker would do it for itself
             import harness.compiled.inspect
             import harness.compiled.lockstep  # noqa: F401
-        launcher = Enduring(make(hydra_context, task_function, config), config, progress)
+        inner: Any = make(hydra_context, task_function, config)
+        if name == "ray":
+            with open_dict(inner.ray_cfg):
+                inner.ray_cfg.init = QUIET | dict(inner.ray_cfg.get("init") or {})
+        launcher = Enduring(inner, config, progress)
         launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
         return launcher
 
