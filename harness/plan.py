@@ -9,6 +9,7 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from harness.errors import ConfigError
 from harness.groups import config_dir
@@ -66,6 +67,9 @@ def plan(overrides: list[str]) -> Plan:
                 raise ConfigError("results_dir: a sweep has one")
         fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
         cfg = hydra.compose("config", overrides=fixed, return_hydra_config=True)
+        # Hydra's sweeper reads those of a study first, so that the command line has the last word
+        params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+        parsed = parser.parse_overrides([f"{key}={value}" for key, value in params.items()]) + parsed
         choices: dict[str, list[str]] = {}
         for override in parsed:
             key = override.get_key_element()
