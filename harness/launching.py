@@ -7,12 +7,14 @@ alone, so that the second death is its own. Hydra has no place for this: `enduri
 
 from __future__ import annotations
 
+import os
 import platform
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -128,15 +130,29 @@ class Enduring(Launcher):
 
     def _spread(self, numbers: list[int]) -> None:
         """One launch a job, as many at once as there are cores; the first failure is raised when all have ended."""
-        with ThreadPoolExecutor(cores(), "launch") as threads:
-            futures = [threads.submit(self._launch, [n]) for n in numbers]
+        threads = ThreadPoolExecutor(cores(), "launch")
+        futures = [threads.submit(self._launch, [n]) for n in numbers]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            # the jobs are in sessions of their own, which Ctrl-C does not reach
+            threads.shutdown(wait=False, cancel_futures=True)
+            for record in self._running():
+                os.kill(record["pid"], signal.SIGINT)
+            raise
+        threads.shutdown()
         for future in futures:
             future.result()
 
     def _settle(self) -> None:
         """Some launchers leave the other jobs running when they give up."""
-        while any(r["state"] == "running" and _here(r) for r in sweep.records(self.folder).values()):
+        while self._running():
             time.sleep(POLL)
+
+    def _running(self) -> list[dict[str, Any]]:
+        """Records of jobs that run on this machine."""
+        running = [r for r in sweep.records(self.folder).values() if r["state"] == "running"]
+        return [r for r in running if r["host"] == platform.node() and sweep.alive(r)]
 
     # --- progress ---------------------------------------------------------------------------------------------
 
@@ -171,10 +187,6 @@ def stretches(numbers: Sequence[int]) -> list[list[int]]:
         else:
             found.append([n])
     return found
-
-
-def _here(record: dict[str, Any]) -> bool:
-    return record["host"] == platform.node() and sweep.alive(record)
 
 
 def _returned(overrides: list[str], record: dict[str, Any]) -> JobReturn:
