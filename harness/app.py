@@ -7,38 +7,35 @@ directory, a sweep also a folder of records (harness.sweep).
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import sweep
+from harness import provenance, sweep
 from harness.config import Config, validate
+from harness.cores import sharing
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
 from harness.groups import config_dir
-from harness.refusals import check_keys, check_variants, no_option, refusal
+from harness.launching import HERE, enduring
+from harness.plan import plan
+from harness.progress import shown
+from harness.refusals import check_keys, check_variants, no_option, refusal, refusing
+from harness.rundir import RunBusyError
+from harness.sweep_table import report
 
-CHOSEN_HERE = {
-    "hydra.mode": "a sweep is asked for with -m",
-    "hydra.sweep.dir": "a sweep's folder is <results_dir>/sweeps/<name>",
-    "hydra.sweep.subdir": "the jobs of a sweep share its folder",
-}
+PATIENCE = 1.0  # seconds between two looks at a run that another process is at
 
 
 def _register() -> None:
@@ -69,20 +66,20 @@ def execute(cfg: DictConfig) -> dict[str, Any]:
 
 
 class Job:
-    """The task function. It raises nothing, so that Hydra neither prints an error nor drops later jobs."""
+    """The task function. It raises nothing, so that Hydra neither prints an error nor drops later jobs.
+
+    A job of a sweep leaves its record, in whichever process it runs, and returns what the sweeper minimises.
+    """
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
         self.error: BaseException | None = None
 
     def __call__(self, cfg: DictConfig) -> Any:
-        """Run one job; a job of a sweep leaves its record instead of an outcome."""
+        """Run one job."""
         settings = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            folder, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
-            with sweep.recorded(folder, settings.job.num, overrides) as record:
-                record.update(execute(cfg))
-            return record
+            return _job_of_a_sweep(settings, cfg)
         try:
             self.outcome = execute(cfg)
         except Exception as error:
@@ -90,15 +87,30 @@ class Job:
         return self.outcome
 
 
-@contextmanager
-def _refusing(command: list[str]) -> Iterator[None]:
-    """Whatever Hydra raises here was asked for by the command: Job itself lets nothing through."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="provider=.* is not available")
-            yield
-    except (HydraException, OmegaConfBaseException, ValueError, OSError, UserWarning) as error:
-        raise refusal(error, command) from error
+def _job_of_a_sweep(settings: Any, cfg: DictConfig) -> Any:
+    folder, number, overrides = Path(settings.sweep.dir), settings.job.num, list(settings.overrides.task)
+    launcher, sweeper = (str(settings.runtime.choices[f"hydra/{name}"]) for name in ("launcher", "sweeper"))
+    command = ["python", "-m", "harness", *overrides]
+
+    def work() -> dict[str, Any]:
+        # a worker need not start where the command was given
+        os.chdir(settings.runtime.cwd)
+        shared = 1 if launcher in HERE else None
+        with sharing(shared), provenance.launched(command, launcher=launcher, sweep=folder.name, job=number):
+            return _patiently(cfg)
+
+    return sweep.recorded(folder, number, overrides, work)["state"]
+
+
+def _patiently(cfg: DictConfig) -> dict[str, Any]:
+    """Like execute; a run that another process of this machine is at is waited for."""
+    while True:
+        try:
+            return execute(cfg)
+        except RunBusyError as busy:
+            if busy.host != platform.node():
+                raise
+            time.sleep(PATIENCE)
 
 
 def _hydra(task: Any, overrides: list[str], flags: tuple[str, ...] = ()) -> None:
@@ -106,7 +118,7 @@ def _hydra(task: Any, overrides: list[str], flags: tuple[str, ...] = ()) -> None
     before, sys.argv = sys.argv, ["harness", *flags, *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _refusing(overrides):
+        with refusing(overrides):
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")(task)()
     finally:
         sys.argv = before
@@ -128,49 +140,39 @@ def run_single(overrides: list[str]) -> int:
     return 0
 
 
-def plan(overrides: list[str]) -> tuple[Path, list[list[str]] | None]:
-    """(results_dir, overrides of every job in the order of Hydra's sweeper; None for another sweeper)."""
-    with _refusing(overrides), hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = parser.parse_overrides(overrides)
-        for override in parsed:
-            key = override.key_or_group
-            if key in CHOSEN_HERE:
-                raise ConfigError(f"{key}: cannot be set; {CHOSEN_HERE[key]}")
-            if key == "results_dir" and override.is_sweep_override():
-                raise ConfigError("results_dir: a sweep has one")
-        fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-        cfg = hydra.compose("config", overrides=fixed, return_hydra_config=True)
-        choices: dict[str, list[str]] = {}
-        for override in parsed:
-            key = override.get_key_element()
-            if override.is_hydra_override():
-                continue
-            if not override.is_sweep_override():
-                choices[key] = [f"{key}={override.get_value_element_as_str()}"]
-            elif override.is_discrete_sweep():
-                choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        basic = cfg.hydra.runtime.choices["hydra/sweeper"] == "basic"
-        return Path(cfg.results_dir), [list(job) for job in product(*choices.values())] if basic else None
-
-
 def quoted(text: str) -> str:
     """text as a string of Hydra's override grammar."""
     # backslashes are doubled before a quote only
     return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), text) + "'"
 
 
-def run_sweep(overrides: list[str]) -> int:
-    """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record."""
-    results_dir, jobs = plan(overrides)
-    with sweep.opened(results_dir, overrides, jobs) as folder:
+def run_sweep(overrides: list[str], expect: int | None = None, show: bool = False) -> int:
+    """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record.
+
+    expect: how many jobs there have to be; show: list them and run none.
+    """
+    planned = plan(overrides)
+    if expect is not None and (planned.jobs is None or len(planned.jobs) != expect):
+        raise ConfigError(f"--expect: {expect} jobs expected, the command makes {planned.text()}")
+    if show:
+        for number, job in enumerate(planned.jobs or []):
+            print(f"{number:5d}", *job)
+        print(planned.text())
+        return 0
+    if shown(planned.progress):
+        print(planned.text(), file=sys.stderr)
+    facts: dict[str, Any] = {"command": ["python", "-m", "harness", "-m", *overrides], "launcher": planned.launcher}
+    facts |= {"sweeper": planned.sweeper, "source": provenance.source_digest(), "commit": provenance.commit()}
+    with sweep.opened(planned.results_dir, facts, planned.jobs) as folder:
+        flags = "--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"
         try:
-            _hydra(Job(), overrides, ("--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"))
+            with enduring(planned.progress):
+                _hydra(Job(), overrides, flags)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"records in {folder}") from None
         except Exception as error:
-            # a launcher gives up when one of its workers is killed; the table says which job that was
+            # the table says which job that was
             if not sweep.started(folder):
                 raise
-            print(f"harness: the launcher stopped: {sweep.headline(error)}", file=sys.stderr)
-    return sweep.report(folder)
+            print(f"harness: the sweep stopped: {sweep.headline(error)}", file=sys.stderr)
+    return report(folder)

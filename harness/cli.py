@@ -26,6 +26,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--expect", type=int)
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-p", "--package")
     parser.add_argument("--resolve", action="store_true")
@@ -35,6 +37,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error("--package and --resolve go with --cfg")
     if options.cfg and options.multirun:
         parser.error("--cfg shows one configuration; leave out -m")
+    if not options.multirun and (options.plan or options.expect is not None):
+        parser.error("--plan and --expect go with -m")
     return options
 
 
@@ -49,9 +53,11 @@ def _dispatch(argv: list[str]) -> int:
         print(f"harness {__version__}")
         return 0
     from harness import app
+    from harness.plan import lengthened
 
+    options.overrides = lengthened(options.overrides)
     if options.multirun:
-        return app.run_sweep(options.overrides)
+        return app.run_sweep(options.overrides, options.expect, options.plan)
     if options.cfg:
         flags = ("--cfg", options.cfg, *(("--package", options.package) if options.package else ()))
         app.show(options.overrides, (*flags, "--resolve") if options.resolve else flags)

@@ -40,6 +40,7 @@ GROUP_MEANINGS = {
     "acceptance": "how many tokens of each window are committed",
     "ring": "ring length and flush rule",
     "precision": "rounding of every variant except the oracle",
+    "sweep": "with -m, a study: what is varied, and what is predicted",
 }
 
 OWN_VARIANTS = (
@@ -78,7 +79,10 @@ OPTIONS
     -m, --multirun   run every combination of the comma-separated values.
                      range(1,9) and choice(a,b) also name several values. A
                      failing job does not stop the others; a table at the end
-                     lists them all.
+                     lists them all. hydra/launcher=joblib runs one job a core;
+                     also submitit_local, submitit_slurm, ray.
+    --plan           with -m: list the jobs and run none
+    --expect N       with -m: refuse to run any other number of jobs
     -c, --cfg job    print the resolved configuration and run nothing
     -p, --package KEY, --resolve
                      with --cfg: print this part only; resolve interpolations
@@ -97,6 +101,8 @@ EXAMPLES
         one rounding changed in every variant
     harness -m precision=fp32,bf16 ring.length=8,16,32
         six runs; repeat the command to resume
+    harness -m sweep=precision_ring seed=0,1 hydra/launcher=joblib
+        a study of configs/sweep with two of its seeds, on all cores
 
 FILES
     <results_dir>/<experiment>/<content hash>/
@@ -108,7 +114,7 @@ FILES
     <results_dir>/<experiment>/<content hash>.status.json
         running, finished or failed, and whose it is
     <results_dir>/sweeps/<name>/
-        sweep.json       the command and the jobs it asks for
+        sweep.json       the command, the jobs it asks for, what ran them
         NNNNN.json       one job: overrides, state, run directory, failure
         NNNNN.log        what that job printed
 

@@ -16,15 +16,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from harness.cores import cores
+
 T = TypeVar("T")
 NICE = 5  # priority of a thread, 0 being a program's own and 19 the last
 SWITCH = 1e-4  # seconds; the interpreter's own is fifty times that
 _made: dict[int, ThreadPoolExecutor] = {}  # by process
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def start(tasks: Sequence[Callable[[], Any]], threads: bool) -> Callable[[], list[Any]]:

@@ -8,9 +8,11 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +23,30 @@ import numpy as np
 import harness
 from harness.config import Config, leaves
 
+launch: dict[str, Any] = {}  # how this process came to run a job; part of every manifest it writes
+
 LAUNCHER_KEYS = ("results_dir", "workers", "progress")
 PACKAGES = (
     *("torch", "triton", "numpy", "scipy", "pyarrow", "pandas", "matplotlib"),
     *("hydra-core", "omegaconf", "mpmath", "safetensors"),
 )
+
+
+def now() -> str:
+    """The time, to the second, as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def launched(command: Sequence[str], **facts: Any) -> Iterator[None]:
+    """Inside, manifests name this command, and these facts, instead of the process's own arguments."""
+    before = dict(launch)
+    launch.update(facts, command=list(command))
+    try:
+        yield
+    finally:
+        launch.clear()
+        launch.update(before)
 
 
 def plain(value: Any) -> Any:
@@ -87,6 +108,40 @@ def source_digest(package: Path | None = None) -> str:
     return total.hexdigest()[:16]
 
 
+@cache
+def commit() -> str | None:
+    """The commit of the checkout this package lies in, "+dirty" where its source differs; None outside one."""
+    package = Path(harness.__file__).parent
+
+    def git(*words: str) -> str | None:
+        command = ["git", "-C", str(package.parent), *words]
+        with contextlib.suppress(OSError):
+            done = subprocess.run(command, capture_output=True, text=True)
+            return done.stdout.strip() if done.returncode == 0 else None
+        return None
+
+    if git("ls-files", "--error-unmatch", str(Path(harness.__file__))) is None:
+        return None
+    return (git("rev-parse", "HEAD") or "") + ("+dirty" if git("status", "--porcelain", "harness", "configs") else "")
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256 of every file in folder but the manifest, which holds them."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "manifest.json":
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def damaged(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """The files of a run that are gone or differ from the manifest's checksums, if it has any."""
+    wanted = manifest.get("files") or {}
+    found = checksums(folder) if wanted else {}
+    return [name for name, digest in wanted.items() if found.get(name) != digest]
+
+
 def identity_of(variants: Mapping[str, Any], definitions: Any) -> dict[str, Any]:
     """What a result depends on besides the config.
 
@@ -126,10 +181,11 @@ def manifest_of(config: Config, identity: Mapping[str, Any]) -> dict[str, Any]:
         "identity": dict(identity),
         "seeds": [config.decode.seed + i for i in range(config.decode.slots)],
         "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
+        "commit": commit(),
         "python": platform.python_version(),
         "packages": versions,
         "platform": platform.platform(),
         "host": platform.node(),
         "cpu": cpu,
         "cores": os.cpu_count(),
-    }
+    } | launch

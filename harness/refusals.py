@@ -7,10 +7,13 @@ does not hold here (`+key` adds nothing to a closed schema).
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.errors import ConfigError, HarnessError
@@ -115,3 +118,14 @@ def _composition(line: str, item: str) -> ConfigError:
     if found := re.match(r"Could not override '\+*([^']*)'", line):
         return unknown(found[1])
     return ConfigError(f"{item}: {_lower(line)}")
+
+
+@contextmanager
+def refusing(command: list[str]) -> Iterator[None]:
+    """Whatever Hydra raises here was asked for by the command: Job itself lets nothing through."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="provider=.* is not available")
+            yield
+    except (HydraException, OmegaConfBaseException, ValueError, OSError, UserWarning) as error:
+        raise refusal(error, command) from error

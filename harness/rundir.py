@@ -19,25 +19,37 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from harness.config import Config
 from harness.errors import ConfigError, HarnessError
-from harness.provenance import content_hash, manifest_of, read_json, source_digest, write_json
+from harness.provenance import (
+    checksums,
+    content_hash,
+    damaged,
+    manifest_of,
+    now,
+    read_json,
+    source_digest,
+    write_json,
+)
 
 # the disk's or the administrator's doing; anything else is a fault of the program
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class RunBusyError(HarnessError):
-    """Another live process owns the run of this hash."""
+    """Another live process owns the run of this hash; `host` is where."""
+
+    def __init__(self, text: str, host: str = "") -> None:
+        super().__init__(text)
+        self.host = host
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+class DamagedError(HarnessError):
+    """A file of a finished run is gone, or is not what was written."""
 
 
 def process_start(pid: int) -> str | None:
@@ -116,7 +128,8 @@ class Run:
     def open(cls, config: Config, identity: Mapping[str, Any]) -> Run:
         """Claim the hash, or find it finished; what an unfinished or failed earlier run left is removed.
 
-        Raises ConfigError where results_dir cannot be written to, RunBusyError where a live process owns it.
+        Raises ConfigError where results_dir cannot be written to, RunBusyError where a live process owns it,
+        DamagedError where a file of the finished run has changed.
         """
         if not re.fullmatch(r"\w[\w.-]*", config.experiment):
             raise ConfigError(f"experiment: {config.experiment!r} cannot name a directory")
@@ -124,10 +137,11 @@ class Run:
         with _writing(config.results_dir):
             run.folder.mkdir(parents=True, exist_ok=True)
             with _locked(run.folder):
-                if _complete(run.directory):
-                    run.finished = True
-                    return run
-                run._claim()
+                run.finished = _complete(run.directory)
+                if not run.finished:
+                    run._claim()
+        if run.finished:
+            check(run.directory)
         return run
 
     def _claim(self) -> None:
@@ -135,7 +149,8 @@ class Run:
         if status.get("state") == "running":
             raise RunBusyError(
                 f"{self.directory} is being run by pid {status['pid']} on {status['host']} since "
-                f"{status['started']}; if that machine is gone, delete {self.status_path}"
+                f"{status['started']}; if that machine is gone, delete {self.status_path}",
+                status["host"],
             )
         self.status = {
             "state": "running",
@@ -145,7 +160,7 @@ class Run:
             "host": platform.node(),
             "pid": os.getpid(),
             "process_start": process_start(os.getpid()),
-            "started": _now(),
+            "started": now(),
         }
         for left in self.folder.glob(".*.partial"):
             owner = read_status(self.folder / f"{left.name.split('.')[1]}.status.json")
@@ -168,9 +183,10 @@ class Run:
     def finish(self, **facts: Any) -> Path:
         """Write manifest.json (facts are added to it), move the run to its final name and return that."""
         seconds = time.monotonic() - self._clock
-        times = {"started": self.status["started"], "ended": _now(), "seconds": round(seconds, 3)}
+        times = {"started": self.status["started"], "ended": now(), "seconds": round(seconds, 3)}
         with _writing(self.config.results_dir):
-            self.write_json("manifest.json", manifest_of(self.config, self.identity) | times | facts)
+            manifest = manifest_of(self.config, self.identity) | times | facts
+            self.write_json("manifest.json", manifest | {"files": checksums(self.work)})
             for file in [*self.work.iterdir(), self.work]:
                 handle = os.open(file, os.O_RDONLY)
                 os.fsync(handle)
@@ -191,7 +207,7 @@ class Run:
             self.status["traceback"] = "".join(traceback.format_exception(error))
         shutil.rmtree(self.work, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self._write_status(state="failed", ended=_now(), error=" ".join(text.split()))
+            self._write_status(state="failed", ended=now(), error=" ".join(text.split()))
 
     def _write_status(self, **changes: Any) -> None:
         self.status |= changes
@@ -213,6 +229,14 @@ class Run:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             with _writing(self.config.results_dir):
                 raise error
+
+
+def check(directory: Path) -> dict[str, Any]:
+    """The manifest of a finished run, {} without one. Raises DamagedError where a file has changed."""
+    manifest = read_json(directory / "manifest.json") or {}
+    if lost := damaged(directory, manifest):
+        raise DamagedError(f"{directory}: damaged, {', '.join(lost)}; delete the directory to run it again")
+    return manifest
 
 
 def list_runs(results_dir: str | Path) -> list[dict[str, Any]]:

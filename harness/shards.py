@@ -19,6 +19,7 @@ import torch
 
 from harness import pool
 from harness.config import Config
+from harness.cores import cores
 from harness.errors import HarnessError
 from harness.runner import Rows, Runner, block_steps
 
@@ -35,7 +36,7 @@ def device_of(config: Config) -> str:
 def shares(config: Config, device: str) -> list[slice]:
     """The key heads of every process: one share on a GPU, else at most one a core."""
     H = config.model.key_heads
-    return pool.pieces(H, 1 if device == "cuda" else min(config.workers or pool.cores(), H))
+    return pool.pieces(H, 1 if device == "cuda" else min(config.workers or cores(), H))
 
 
 def run(config: Config, device: str, progress: Progress) -> Iterator[list[Rows]]:

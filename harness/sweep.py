@@ -1,67 +1,96 @@
-"""What a sweep leaves behind: one record per job, written by the job itself, and the table made from them.
+"""What a sweep leaves behind: one record per job, written by the job itself, wherever it runs.
 
 <results_dir>/sweeps/<name>/ holds sweep.json (the command and the overrides of every job, written before the
-first one starts), NNNNN.json and NNNNN.log per job (state and failure text; what it printed), and Hydra's
-multirun.yaml. A record says `running` from the start of its job, so a killed job is told from one that never
-began; both count as failed. Records are files, so jobs may run in other processes, or on other machines that
-share the folder.
+first one starts; at the end what really launched them), NNNNN.json and NNNNN.log per job (state and failure text; what
+it printed), and Hydra's multirun.yaml. A record says `running` from the start of its job, so a killed job is told from
+one that never began; both count as failed. Records are files, so jobs may run in other processes, or on other machines
+that share the folder. While a job runs its log is locked: the same job started twice runs once.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
+import platform
 import secrets
-import socket
-import sys
+import shutil
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, HarnessError
+from harness.provenance import now, read_json, write_json
+from harness.rundir import process_start
 
-DONE = {"finished": "finished", "skipped": "already done"}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    # a reader sees the whole record or none
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, path)
+DONE = ("finished", "skipped")
+ENDED = (*DONE, "failed")
 
 
 @contextmanager
-def opened(results_dir: Path, command: list[str], jobs: list[list[str]] | None) -> Iterator[Path]:
+def opened(results_dir: Path, facts: dict[str, Any], jobs: list[list[str]] | None) -> Iterator[Path]:
     """The folder of a new sweep; jobs: the overrides of each, or None where the sweeper decides as it goes.
 
-    A sweep that is refused before its first job leaves no folder.
+    A sweep that is refused before its first job leaves no folder. At its end sweep.json tells what launched the jobs.
     """
     folder = results_dir / "sweeps" / secrets.token_hex(4)
     fresh = [path for path in (folder, *folder.parents) if not path.exists()]
+    owner = {"host": platform.node(), "pid": os.getpid(), "process_start": process_start(os.getpid())}
     try:
         folder.mkdir(parents=True)
-        _write(folder / "sweep.json", {"command": command, "jobs": jobs})
+        write_json(folder / "sweep.json", facts | {"started": now(), "ended": None} | owner | {"jobs": jobs})
     except OSError as error:
         raise ConfigError(f"results_dir: cannot write {folder}: {error.strerror}") from error
     try:
         yield folder
     except BaseException:
         if not started(folder):
-            for path in folder.iterdir():
-                path.unlink()
+            shutil.rmtree(folder)
             with suppress(OSError):
-                for path in fresh:
+                for path in fresh[1:]:
                     path.rmdir()
         raise
+    finally:
+        if folder.exists():
+            write_json(folder / "sweep.json", of(folder) | launched(folder) | {"ended": now()})
+
+
+def of(folder: Path) -> dict[str, Any]:
+    """sweep.json. Raises HarnessError where there is none."""
+    found = read_json(folder / "sweep.json")
+    if found is None:
+        raise HarnessError(f"{folder}: no sweep (it has no sweep.json)")
+    return found
+
+
+def records(folder: Path) -> dict[int, dict[str, Any]]:
+    """Job number -> record, of every job that began."""
+    found = {int(path.stem): read_json(path) for path in folder.glob("[0-9]*.json")}
+    return {number: record for number, record in found.items() if record is not None}
 
 
 def started(folder: Path) -> bool:
     """Whether any job of the sweep began."""
     return any(folder.glob("[0-9]*.json"))
+
+
+def launched(folder: Path) -> dict[str, Any]:
+    """What really ran the jobs: hosts, processes, and how many jobs ran at one time at most."""
+    ran = [r for r in records(folder).values() if r.get("state") in ENDED and r.get("pid")]
+    # at one instant an end counts before a start
+    edges = sorted([(r["began"], 1) for r in ran] + [(r["began"] + r["seconds"], -1) for r in ran])
+    at_once = most = 0
+    for _, step in edges:
+        at_once += step
+        most = max(most, at_once)
+    return {
+        "hosts": len({r["host"] for r in ran}),
+        "workers": len({(r["host"], r["pid"]) for r in ran}),
+        "concurrent": most,
+        "again": sum(r["attempt"] > 1 for r in ran),
+    }
 
 
 def headline(error: BaseException) -> str:
@@ -70,84 +99,82 @@ def headline(error: BaseException) -> str:
     return text if isinstance(error, HarnessError) else f"{type(error).__name__}: {text}"
 
 
-@contextmanager
-def recorded(folder: Path, number: int, overrides: list[str]) -> Iterator[dict[str, Any]]:
-    """Keep one job's record; the body updates it with its outcome. Failures end here, Ctrl-C does not."""
+def recorded(folder: Path, number: int, overrides: list[str], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run one job, `work` returning its state and directory, and keep its record, which is returned.
+
+    Failures end here, Ctrl-C does not. A job that has ended is not run again.
+    """
     path = folder / f"{number:05d}.json"
-    start = time.perf_counter()
-    record: dict[str, Any] = {"job": number, "overrides": overrides, "state": "running", "directory": None}
-    record |= {"error": None, "traceback": None, "host": socket.gethostname(), "pid": os.getpid()}
-    _write(path, record)
-    try:
-        with path.with_suffix(".log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
-            yield record
-        if record["state"] not in DONE:
-            raise TypeError(f"the experiment returned the state {record['state']!r}")
-    except (Exception, SystemExit) as error:
-        record.update(state="failed", error=headline(error), traceback=traceback.format_exc())
-    except BaseException:
-        record.update(state="failed", error="interrupted")
-        raise
-    finally:
-        record["seconds"] = round(time.perf_counter() - start, 3)
-        _write(path, record)
-        of = len(_planned(folder) or []) or "?"
-        said = f"job {number} of {of}: {record['state']}, {record['seconds']:.1f} s"
-        print(said, *overrides, file=sys.stderr)
+    with _alone(path.with_suffix(".log")) as log:
+        earlier = read_json(path) or {}
+        if earlier.get("state") in ENDED:
+            return earlier
+        record = {"job": number, "overrides": overrides, "state": "running", "directory": None, "error": None}
+        record |= {"traceback": None, "host": platform.node(), "pid": os.getpid()}
+        record |= {"process_start": process_start(os.getpid()), "began": time.time()}
+        record |= {"attempt": earlier.get("attempt", 0) + 1}
+        write_json(path, record)
+        start = time.perf_counter()
+        try:
+            with redirect_stdout(log), redirect_stderr(log):
+                record.update(work())
+            if record["state"] not in DONE:
+                raise TypeError(f"the experiment returned the state {record['state']!r}")
+        except (Exception, SystemExit) as error:
+            record.update(state="failed", error=headline(error), traceback=traceback.format_exc())
+        except BaseException:
+            record.update(state="failed", error="interrupted")
+            raise
+        finally:
+            record["seconds"] = round(time.perf_counter() - start, 3)
+            write_json(path, record)
+    return record
 
 
-def _planned(folder: Path) -> list[list[str]] | None:
-    return json.loads((folder / "sweep.json").read_text())["jobs"]
+def failed(folder: Path, number: int, overrides: list[str], error: str) -> None:
+    """The record of a job that cannot even begin."""
+    record = {"job": number, "overrides": overrides, "state": "failed", "directory": None, "error": error}
+    write_json(folder / f"{number:05d}.json", record)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """One row per expected job: overrides, state, directory, error. A missing record is a failed job."""
-    planned = _planned(folder)
-    found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
+@contextmanager
+def _alone(path: Path) -> Iterator[Any]:
+    """The job's log, emptied, once nobody else holds it."""
+    with path.open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        try:
+            if not path.with_suffix(".json").exists():
+                log.truncate(0)
+            yield log
+        finally:
+            log.flush()
+            # closing is not enough: a process forked meanwhile shares this lock
+            fcntl.flock(log, fcntl.LOCK_UN)
+
+
+def alive(record: dict[str, Any]) -> bool:
+    """Whether a running job's process is there, as far as this host can tell."""
+    return record.get("host") != platform.node() or process_start(record["pid"]) == record["process_start"]
+
+
+def rows(folder: Path, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """One row per expected job, or of `numbers`: overrides, state, directory, error. A job that left no record, or
+    whose process is gone, has failed; in a sweep that is under way it may also be `running` or `waiting`.
+    """
+    whole = of(folder)
+    planned, found = whole["jobs"], records(folder)
     last = max(found, default=-1) + 1
     count = last if planned is None else len(planned)
+    live = whole.get("ended") is None and alive(whole) and whole.get("host") == platform.node()
     result = []
-    for number in range(max(count, last)):
+    for number in range(max(count, last)) if numbers is None else numbers:
         asked = planned[number] if planned and number < count else []
-        row: dict[str, Any] = {"overrides": asked} | found.get(number, {})
+        row: dict[str, Any] = {"job": number, "overrides": asked} | found.get(number, {})
         if number not in found:
-            row |= {"state": "failed", "error": "left no record"}
-        elif row["state"] == "running":
+            row |= {"state": "waiting"} if live else {"state": "failed", "error": "left no record"}
+        elif row["state"] == "running" and not (live and alive(row)):
             row |= {"state": "failed", "error": "died while running"}
         elif number >= count:
             row |= {"state": "failed", "error": "was not asked for"}
         result.append(row)
     return result
-
-
-def report(folder: Path) -> int:
-    """Print the table of a sweep; 1 if a job failed or is missing, else 0."""
-    from rich.console import Console
-    from rich.table import Table
-
-    jobs, root = rows(folder), folder.parent.parent
-    # what every job was given tells none of them apart
-    first = jobs[0]["overrides"] if len(jobs) > 1 else []
-    shared = [o for o in first if all(o in row["overrides"] for row in jobs)]
-    count = Counter(row["state"] for row in jobs)
-    title = ", ".join(f"{n} {state}" for state, n in count.items())
-    title += "; all with " + " ".join(shared) if shared else ""
-    table = Table(title=title, title_justify="left", expand=True)
-    table.add_column("job", justify="right")
-    table.add_column("overrides", overflow="fold", ratio=3)
-    table.add_column("state")
-    table.add_column(f"directory under {root}, or error", overflow="fold", ratio=4)
-    for number, row in enumerate(jobs):
-        own = " ".join(o for o in row["overrides"] if o not in shared)
-        what = row.get("error") or _under(row, root)
-        table.add_row(str(number), own, DONE.get(row["state"], "failed"), what)
-    console = Console(width=80, markup=False, highlight=False)
-    console.print(table)
-    console.print(f"records: {folder}", soft_wrap=True)
-    return 0 if jobs and set(count) <= set(DONE) else 1
-
-
-def _under(row: dict[str, Any], root: Path) -> str:
-    directory = str(row.get("directory") or "")
-    inside = os.path.relpath(directory, root) if directory else ""
-    return directory if inside.startswith("..") else inside

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import cli, shards
+from harness import cli, progress, shards
 from harness.config import Config, DecodeConfig
-from harness.experiments import drift
 from harness.records import read_rows
 from harness.rundir import list_runs
 from harness.summary import summarise
@@ -132,10 +131,10 @@ def test_progress_counts_every_token_and_is_silent_where_nobody_looks(capsys):
     """Fault: a bar in a log file; or one that stops short because slots or prefill are left out."""
     decode = DecodeConfig(tokens=1000, prefill=200, slots=3)
     for shown in (None, False):
-        with drift.progress(Config(decode=decode, progress=shown)) as advance:
+        with progress.tokens(Config(decode=decode, progress=shown)) as advance:
             advance(3600)
     assert capsys.readouterr() == ("", "")
-    with drift.progress(Config(decode=decode, progress=True)) as advance:
+    with progress.tokens(Config(decode=decode, progress=True)) as advance:
         for tokens in (600, 1500, 1500):
             advance(tokens)
     out, err = capsys.readouterr()

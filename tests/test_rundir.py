@@ -14,8 +14,8 @@ import pytest
 
 from harness.config import Config, DecodeConfig, leaves
 from harness.errors import ConfigError, HarnessError
-from harness.provenance import content_hash, identity_of, source_digest, write_json
-from harness.rundir import Run, RunBusyError, list_runs, read_status
+from harness.provenance import content_hash, identity_of, launched, source_digest, write_json
+from harness.rundir import DamagedError, Run, RunBusyError, check, list_runs, read_status
 
 IDENTITY = {"source": source_digest(), "variants": {"exact_fold": {"backend": "emulated", "device": "cpu"}}}
 
@@ -237,3 +237,34 @@ def test_an_experiment_name_stays_in_its_folder(tmp_path):
     with pytest.raises(ConfigError, match=r"^experiment: "):
         Run.open(config(tmp_path / "runs", experiment="../x"), IDENTITY)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", ["shortened", "gone"])
+def test_a_finished_run_whose_file_has_changed_is_refused_and_kept(tmp_path, change):
+    """Fault: a truncated table passes for a result, is skipped by a sweep, or is silently thrown away."""
+    with Run.open(config(tmp_path), IDENTITY) as run:
+        directory = finish(run)
+    files = json.loads((directory / "manifest.json").read_text())["files"]
+    assert set(files) == {"config.yaml", "note.txt"} and check(directory)["files"] == files
+    note = directory / "note.txt"
+    note.write_text("firs") if change == "shortened" else note.unlink()
+    before = sorted(p.name for p in directory.iterdir())
+    with pytest.raises(DamagedError, match=rf"^{directory}: damaged, note\.txt; delete the directory to run it again$"):
+        Run.open(config(tmp_path), IDENTITY)
+    assert sorted(p.name for p in directory.iterdir()) == before
+
+
+def test_a_manifest_names_the_commit_and_what_launched_it(tmp_path):
+    """Fault: a job of a sweep names its worker's command, which repeats nothing; a commit that is not the source's."""
+    command = ["python", "-m", "harness", "decode.seed=1"]
+    with launched(command, launcher="joblib", sweep="abc", job=3), Run.open(config(tmp_path), IDENTITY) as run:
+        directory = finish(run)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["command"] == command
+    assert (manifest["launcher"], manifest["sweep"], manifest["job"]) == ("joblib", "abc", 3)
+    with Run.open(config(tmp_path / "alone"), IDENTITY) as run:
+        alone = json.loads((finish(run) / "manifest.json").read_text())
+    assert "launcher" not in alone and alone["command"] != manifest["command"]
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    head = done.stdout.strip() if done.returncode == 0 else None
+    assert alone["commit"] in (head, f"{head}+dirty")

@@ -42,8 +42,9 @@ from harness.decode import Stream
 from harness.designs import designs
 from harness.errors import ConfigError, HarnessError
 from harness.experiments import kernels
-from harness.experiments.drift import identity, shows_progress
+from harness.experiments.drift import identity
 from harness.peers import transformers_recurrent as peer
+from harness.progress import shows_progress
 from harness.rundir import Run
 from harness.tokens import Shape
 

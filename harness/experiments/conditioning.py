@@ -32,11 +32,12 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from harness import points, pool
+from harness import points
 from harness.config import Config
+from harness.cores import cores
 from harness.errors import HarnessError
-from harness.experiments.drift import shows_progress
 from harness.inverted import difficulties, inversions, parse_format
+from harness.progress import shows_progress
 from harness.provenance import identity_of
 from harness.reference.inverse import parse
 from harness.rundir import Run
@@ -93,7 +94,7 @@ def measure(config: Config, given: points.Batch | None) -> tuple[pd.DataFrame, p
                 print(f"{len(batch.inputs)} inputs, windows of {batch.m}", file=sys.stderr, flush=True)
             inputs += difficulties(batch)
             one = partial(inversions, batch, c.methods, seed=config.decode.seed)
-            with ThreadPoolExecutor(config.workers or pool.cores(), "formats", torch.set_num_threads, (1,)) as threads:
+            with ThreadPoolExecutor(config.workers or cores(), "formats", torch.set_num_threads, (1,)) as threads:
                 for found in threads.map(one, c.formats):
                     rows += found
     finally:

@@ -18,13 +18,12 @@ more than 3 times above exact_recurrent.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from harness import shards
+from harness import progress, shards
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import designs
@@ -35,8 +34,6 @@ from harness.reference.emulated import Emulated
 from harness.rundir import Run
 from harness.summary import summarise, table
 from harness.tokens import Shape
-
-REFRESH, LINES = 0.1, 10.0  # seconds between two drawings of the bar, or two lines without a terminal
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -68,7 +65,7 @@ def run(config: Config) -> dict[str, Any]:
 
 def decode(config: Config, device: str, out: Run) -> None:
     """Stream every row into flushes.parquet. Raises HarnessError for a decode that ends before its first flush."""
-    with RowWriter(out.path("flushes.parquet")) as writer, progress(config) as advance:
+    with RowWriter(out.path("flushes.parquet")) as writer, progress.tokens(config) as advance:
         for block in shards.run(config, device, advance):
             for variant, columns in block:
                 writer.append(variant, columns)
@@ -123,52 +120,3 @@ def report(summary: dict[str, Any], paths: dict[str, Any]) -> None:
     console.print(table(summary))
     for name, path in paths.items():
         console.print(f"{name}: {path}", soft_wrap=True)
-
-
-def shows_progress(config: Config) -> bool:
-    """Whether progress is: on a terminal, unless config.progress says otherwise."""
-    return sys.stderr.isatty() if config.progress is None else config.progress
-
-
-@contextmanager
-def progress(config: Config) -> Iterator[Callable[[int], None]]:
-    """Yields what is to be called with the tokens just committed, all slots: it draws a bar on standard error.
-
-    Only where it is shown; without a terminal it prints a line now and then.
-    """
-    if not shows_progress(config):
-        yield lambda tokens: None
-        return
-    terminal = sys.stderr.isatty()
-    total = (config.decode.prefill + config.decode.tokens) * config.decode.slots
-    with _bar(total) if terminal else nullcontext(_line) as show:
-        start = last = time.monotonic()
-        done = 0
-
-        def advance(tokens: int) -> None:
-            nonlocal last, done
-            done, now = min(done + tokens, total), time.monotonic()
-            if now - last > (REFRESH if terminal else LINES) or done >= total:
-                last = now
-                rate = done / max(now - start, 1e-9)
-                show(done, f"{done:,} of {total:,} tokens, {rate:,.0f}/s, {(total - done) / rate:.0f} s left")
-
-        yield advance
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = BarColumn(), TextColumn("{task.description}", markup=False)
-    # no thread of its own redraws it: the decode forks
-    plain: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False, "transient": True}
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, **plain) as bar:
-        task = bar.add_task("starting", total=total)
-        bar.refresh()
-        yield lambda done, text: bar.update(task, completed=done, description=text, refresh=True)
-
-
-def _line(done: int, text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -36,9 +36,9 @@ from harness.config import Config, head_counts
 from harness.contenders import Contender, Settled, Work, ours
 from harness.designs import designs
 from harness.errors import HarnessError
-from harness.experiments.drift import shows_progress
 from harness.goals import AGREE, goals
 from harness.peers import fla, sglang
+from harness.progress import shows_progress
 from harness.rivals import RECURRENT, REPLAY, Maker, of_fla, of_sglang
 from harness.timing import Clock, Graphs, bandwidths, measure, spread
 from harness.tokens import Shape

@@ -24,12 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import shards
+from harness import progress, shards
 from harness.config import Config
 from harness.decode import Stream
 from harness.designs import oracle_engine
 from harness.errors import ConfigError, HarnessError
-from harness.experiments.drift import progress
 from harness.provenance import identity_of
 from harness.reference import exact
 from harness.reference.oracle import Oracle
@@ -89,7 +88,7 @@ def measure(config: Config, device: str) -> list[dict[str, Any]]:
     """A row per slot, value head and point: tokens, error, bound, memory, and the largest error of an output so far."""
     decode, whole = config.decode, Shape.of(config.model)
     rows: list[dict[str, Any]] = []
-    with progress(config) as advance, torch.inference_mode():
+    with progress.tokens(config) as advance, torch.inference_mode():
         # heads never meet: the tokens of one key head at a time
         for h in range(whole.H):
             stream = Stream(decode, whole, heads=slice(h, h + 1), device=device)

@@ -38,10 +38,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness import closed_runs, fold_constants, injection, pool, shards
+from harness import closed_runs, fold_constants, injection, shards
 from harness.config import Config
+from harness.cores import cores
 from harness.errors import ConfigError
-from harness.experiments.drift import formats_of, shows_progress
+from harness.experiments.drift import formats_of
+from harness.progress import shows_progress
 from harness.provenance import identity_of
 from harness.rundir import Run
 
@@ -102,7 +104,7 @@ def frames(config: Config) -> dict[str, pd.DataFrame]:
 
 def done(config: Config, tasks: list[Task]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(number, rows) of every task as it ends."""
-    workers = min(config.workers or pool.cores(), len(tasks))
+    workers = min(config.workers or cores(), len(tasks))
     if workers == 1:
         yield from ((i, _rows(task)) for i, task in enumerate(tasks))
         return

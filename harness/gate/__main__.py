@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, HarnessError
 from harness.gate import baselines, report, rules
 from harness.gate.suite import SUITES, Case, default_of, suite
+from harness.progress import meter
 from harness.variants import load
 
 KEYS = {"check": ("suite", "variants", "against", "baselines", "out"), "accept": ("suite", "variants", "baselines")}
@@ -78,7 +79,10 @@ def _measured(options: dict[str, Any]) -> tuple[rules.Measured, list[str], str, 
 
     cases = suite(options["suite"], options["variants"])
     device = device_of(cases[0].config)
-    return measure(cases, device, _progress(len(cases))), [load(v).name for v in options["variants"]], device, cases
+    done = count(1)
+    with meter(len(cases), "cases") as at:
+        measured = measure(cases, device, lambda case: at(next(done), note=case.name))
+    return measured, [load(v).name for v in options["variants"]], device, cases
 
 
 def _check(options: dict[str, Any]) -> int:
@@ -134,19 +138,6 @@ def _accept(options: dict[str, Any]) -> int:
     )
     print(f"{path}: {changed} values accepted" if changed else f"{path}: nothing changed, nothing written")
     return 0
-
-
-def _progress(total: int) -> Callable[[Case], None]:
-    """A line a case on a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda case: None
-    done = [0]
-
-    def advance(case: Case) -> None:
-        done[0] += 1
-        print(f"\r{done[0]} of {total}: {case.name:<40}", end="" if done[0] < total else "\n", file=sys.stderr)
-
-    return advance
 
 
 if __name__ == "__main__":

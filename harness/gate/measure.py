@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness import pool
+from harness.cores import cores
 from harness.designs import designs
 from harness.experiments.drift import formats_of
 from harness.gate.rules import Measured, Value
@@ -51,7 +51,7 @@ def measure(cases: list[Case], device: str, progress: Callable[[Case], None] = l
     import harness.compiled.inspect
     import harness.compiled.lockstep  # noqa: F401
 
-    with ProcessPoolExecutor(pool.cores(), multiprocessing.get_context("fork")) as processes:
+    with ProcessPoolExecutor(cores(), multiprocessing.get_context("fork")) as processes:
         waiting = {processes.submit(_single, case): case for case in cases}
         done = {}
         for future in as_completed(waiting):

@@ -1,0 +1,97 @@
+"""What a sweep is going to be, read from its command line and checked before any job of it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from harness.errors import ConfigError
+from harness.groups import config_dir
+from harness.launching import launcher_of
+from harness.refusals import refusing
+
+LONG = 20  # values of one key that are all composed beforehand
+SHORT = {"seed": "decode.seed"}
+CHOSEN_HERE = {
+    "hydra.mode": "a sweep is asked for with -m",
+    "hydra.sweep.dir": "a sweep's folder is <results_dir>/sweeps/<name>",
+    "hydra.sweep.subdir": "the jobs of a sweep share its folder",
+}
+
+
+def lengthened(overrides: list[str]) -> list[str]:
+    """Overrides with the short names of keys replaced: seed=range(8) is decode.seed=range(8)."""
+    found = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        found.append(SHORT.get(key, key) + equals + value)
+    return found
+
+
+@dataclass
+class Plan:
+    """What a sweep is going to be. jobs: the overrides of each, in the order of Hydra's own sweeper, or None where
+    another sweeper chooses them as it goes."""
+
+    results_dir: Path
+    jobs: list[list[str]] | None
+    launcher: str
+    sweeper: str
+    progress: bool | None
+    swept: dict[str, int]  # key -> number of its values
+
+    def text(self) -> str:
+        """6 jobs: precision 3 x ring.length 2."""
+        if self.jobs is None:
+            return f"as many jobs as {self.sweeper} asks for"
+        many = [f"{key} {n}" for key, n in self.swept.items() if n > 1]
+        return f"{len(self.jobs)} job{'s' * (len(self.jobs) != 1)}" + (": " + " × ".join(many) if many else "")
+
+
+def plan(overrides: list[str]) -> Plan:
+    """Read a command line and compose every value of it once: whatever can be refused is refused here."""
+    with refusing(overrides), hydra.initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides(overrides)
+        for override in parsed:
+            key = override.key_or_group
+            if key in CHOSEN_HERE:
+                raise ConfigError(f"{key}: cannot be set; {CHOSEN_HERE[key]}")
+            if key == "results_dir" and override.is_sweep_override():
+                raise ConfigError("results_dir: a sweep has one")
+        fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+        cfg = hydra.compose("config", overrides=fixed, return_hydra_config=True)
+        # Hydra's sweeper reads those of a study first, so that the command line has the last word
+        params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+        parsed = parser.parse_overrides([f"{key}={value}" for key, value in params.items()]) + parsed
+        choices: dict[str, list[str]] = {}
+        for override in parsed:
+            key = override.get_key_element()
+            if override.is_hydra_override():
+                continue
+            if not override.is_sweep_override():
+                choices[key] = [f"{key}={override.get_value_element_as_str()}"]
+            elif override.is_discrete_sweep():
+                choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        sweeper = cfg.hydra.runtime.choices["hydra/sweeper"]
+        jobs = None
+        if sweeper == "basic":
+            jobs = [list(job) for job in product(*choices.values())]
+            _compose_each(choices)
+        swept = {key: len(values) for key, values in choices.items()}
+        return Plan(Path(cfg.results_dir), jobs, launcher_of(cfg), sweeper, cfg.progress, swept)
+
+
+def _compose_each(choices: dict[str, list[str]]) -> None:
+    """Compose with every value once, the other keys at their first: a typing error ends a sweep before it starts."""
+    first = [values[0] for values in choices.values()]
+    for i, values in enumerate(choices.values()):
+        # of a long range its ends tell
+        for value in values[1:] if len(values) <= LONG else values[-1:]:
+            hydra.compose("config", overrides=[*first[:i], value, *first[i + 1 :]])
