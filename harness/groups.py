@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config import Config, leaves
 
-GROUPS = ("experiment", "model", "decode", "acceptance", "ring", "precision")
+GROUPS = ("experiment", "model", "decode", "acceptance", "ring", "precision", "search")
 
 
 def config_dir() -> Path:
@@ -28,7 +28,7 @@ def options(group: str) -> list[str]:
 
 def known_keys() -> list[str]:
     """Every key and group that a command line may name."""
-    return list(dict.fromkeys([key for key, _ in leaves(Config())] + [f.name for f in fields(Config)]))
+    return list(dict.fromkeys([key for key, _ in leaves(Config())] + [f.name for f in fields(Config)] + [*GROUPS]))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

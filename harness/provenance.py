@@ -22,6 +22,7 @@ import harness
 from harness.config import Config, leaves
 
 LAUNCHER_KEYS = ("results_dir", "workers", "progress")
+LAUNCHER_GROUPS = ("objective.",)  # read off a finished run: a new budget finds the runs of an old one
 PACKAGES = (
     *("torch", "triton", "numpy", "scipy", "pyarrow", "pandas", "matplotlib"),
     *("hydra-core", "omegaconf", "mpmath", "safetensors"),
@@ -103,7 +104,7 @@ def content_hash(config: Config, identity: Mapping[str, Any]) -> str:
     """
     keys: dict[str, Any] = {}
     for key, value in leaves(config):
-        if key in LAUNCHER_KEYS:
+        if key in LAUNCHER_KEYS or key.startswith(LAUNCHER_GROUPS):
             continue
         if key == "decode.gates" and value is not None and Path(value).is_file():
             value = hashlib.sha256(Path(value).read_bytes()).hexdigest()

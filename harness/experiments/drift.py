@@ -35,6 +35,7 @@ from harness.reference.emulated import Emulated
 from harness.rundir import Run
 from harness.summary import summarise, table
 from harness.tokens import Shape
+from harness.variants import DECLARED
 
 REFRESH, LINES = 0.1, 10.0  # seconds between two drawings of the bar, or two lines without a terminal
 
@@ -98,6 +99,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
         "device": device,
         "origin": design.origin,
         "source": spec.source,
+        "declared": {key: getattr(spec, key) for key in DECLARED},
         "ring": design.ring,
         "records": spec.records(design.arithmetic),
         "conventions": design.arithmetic.conventions,
