@@ -27,7 +27,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import sweep
+from harness import search, sweep
 from harness.config import Config, validate
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
@@ -52,8 +52,8 @@ def _register() -> None:
 _register()
 
 
-def execute(cfg: DictConfig) -> dict[str, Any]:
-    """Check a composed configuration, run its experiment: {"state": finished|skipped, "directory": ...}."""
+def checked(cfg: DictConfig) -> Config:
+    """The typed configuration of a composed one. Raises ConfigError."""
     try:
         check_keys(cfg, Config())
         config = OmegaConf.to_object(cfg)
@@ -64,6 +64,11 @@ def execute(cfg: DictConfig) -> dict[str, Any]:
     check_variants(config.variants)
     if config.experiment not in EXPERIMENTS:
         raise no_option("experiment", config.experiment, list(EXPERIMENTS))
+    return config
+
+
+def execute(config: Config) -> dict[str, Any]:
+    """Run a checked configuration's experiment: {"state": finished|skipped, "directory": ...}."""
     module, _, function = EXPERIMENTS[config.experiment].partition(":")
     return getattr(import_module(module), function)(config)
 
@@ -80,11 +85,16 @@ class Job:
         settings = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
             folder, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
+            value = None
             with sweep.recorded(folder, settings.job.num, overrides) as record:
-                record.update(execute(cfg))
-            return record
+                config = checked(cfg)
+                record.update(execute(config))
+                if search.searching(settings.runtime.choices):
+                    value = search.told(record, config)
+            return value if search.searching(settings.runtime.choices) else record
         try:
-            self.outcome = execute(cfg)
+            search.check_single(settings.runtime.choices)
+            self.outcome = execute(checked(cfg))
         except Exception as error:
             self.error = error
         return self.outcome
@@ -163,6 +173,8 @@ def quoted(text: str) -> str:
 def run_sweep(overrides: list[str]) -> int:
     """Every job of -m through Hydra's sweeper and launcher; 1 if a job failed or left no record."""
     results_dir, jobs = plan(overrides)
+    if jobs is None:
+        search.quiet()
     with sweep.opened(results_dir, overrides, jobs) as folder:
         try:
             _hydra(Job(), overrides, ("--multirun", f"hydra.sweep.dir={quoted(str(folder.resolve()))}"))
