@@ -40,7 +40,7 @@ GROUP_MEANINGS = {
     "acceptance": "how many tokens of each window are committed",
     "ring": "ring length and flush rule",
     "precision": "rounding of every variant except the oracle",
-    "search": "with -m: what Optuna varies to make objective.* small; none by default",
+    "search": "with -m, what Optuna varies to make objective.* small",
 }
 
 OWN_VARIANTS = (

@@ -36,7 +36,10 @@ def told(record: dict[str, Any], config: Config) -> float:
 def quiet() -> None:
     """Keep Optuna's own lines off standard error, where the harness prints one per job."""
     try:
-        import optuna
+        with warnings.catch_warnings():
+            # its models of a data base, which no search here uses, are of an older SQLAlchemy
+            warnings.simplefilter("ignore")
+            import optuna
     except ImportError:
         # the sweeper is then refused when Hydra looks for it
         return
