@@ -69,6 +69,22 @@ def accepted(
     raise ConfigError(f"acceptance.kind: {config.kind!r} is not one of uniform, all, none, geometric, fixed")
 
 
+def chances(config: AcceptanceConfig, length: int, step: int = 0) -> NDArray[np.float64]:
+    """Probability [length + 1] that `accepted` commits n = 0..length tokens of a window of that many."""
+    p = np.zeros(length + 1)
+    if config.kind == "uniform":
+        p[1:] = 1 / length
+    elif config.kind == "geometric":
+        assert config.p is not None
+        p[1:] = config.p ** np.arange(length)
+        p[1:-1] *= 1 - config.p
+    else:
+        # these draw nothing
+        zero = np.zeros(1, np.int64)
+        p[accepted(config, 0, 0, zero, zero + length, step)] = 1
+    return p
+
+
 def lengths(config: DecodeConfig, slot: Ints | int, t: Ints) -> Ints:
     """Window lengths m of slots at committed counts t: config.window, or ragged 1..config.window.
 

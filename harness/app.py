@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import provenance, sweep
+from harness import provenance, search, sweep
 from harness.config import Config, validate
 from harness.cores import sharing
 from harness.errors import ConfigError
@@ -49,8 +49,8 @@ def _register() -> None:
 _register()
 
 
-def execute(cfg: DictConfig) -> dict[str, Any]:
-    """Check a composed configuration, run its experiment: {"state": finished|skipped, "directory": ...}."""
+def checked(cfg: DictConfig) -> Config:
+    """The typed configuration of a composed one. Raises ConfigError."""
     try:
         check_keys(cfg, Config())
         config = OmegaConf.to_object(cfg)
@@ -61,6 +61,11 @@ def execute(cfg: DictConfig) -> dict[str, Any]:
     check_variants(config.variants)
     if config.experiment not in EXPERIMENTS:
         raise no_option("experiment", config.experiment, list(EXPERIMENTS))
+    return config
+
+
+def execute(config: Config) -> dict[str, Any]:
+    """Run a checked configuration's experiment: {"state": finished|skipped, "directory": ...}."""
     module, _, function = EXPERIMENTS[config.experiment].partition(":")
     return getattr(import_module(module), function)(config)
 
@@ -81,7 +86,8 @@ class Job:
         if settings.mode == RunMode.MULTIRUN:
             return _job_of_a_sweep(settings, cfg)
         try:
-            self.outcome = execute(cfg)
+            search.check_single(settings.runtime.choices)
+            self.outcome = execute(checked(cfg))
         except Exception as error:
             self.error = error
         return self.outcome
@@ -97,16 +103,18 @@ def _job_of_a_sweep(settings: Any, cfg: DictConfig) -> Any:
         os.chdir(settings.runtime.cwd)
         shared = 1 if launcher in HERE else None
         with sharing(shared), provenance.launched(command, launcher=launcher, sweep=folder.name, job=number):
-            return _patiently(cfg)
+            config = checked(cfg)
+            outcome = _patiently(config)
+            return outcome | ({"objective": search.told(outcome, config)} if sweeper != "basic" else {})
 
     return sweep.recorded(folder, number, overrides, work)["state"]
 
 
-def _patiently(cfg: DictConfig) -> dict[str, Any]:
+def _patiently(config: Config) -> dict[str, Any]:
     """Like execute; a run that another process of this machine is at is waited for."""
     while True:
         try:
-            return execute(cfg)
+            return execute(config)
         except RunBusyError as busy:
             if busy.host != platform.node():
                 raise
@@ -152,6 +160,8 @@ def run_sweep(overrides: list[str], expect: int | None = None, show: bool = Fals
     expect: how many jobs there have to be; show: list them and run none.
     """
     planned = plan(overrides)
+    if planned.jobs is None:
+        search.quiet()
     if expect is not None and (planned.jobs is None or len(planned.jobs) != expect):
         raise ConfigError(f"--expect: {expect} jobs expected, the command makes {planned.text()}")
     if show:

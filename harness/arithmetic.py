@@ -64,6 +64,11 @@ class Rounding:
         return hi if self.parts == 1 else hi + round_to(x - hi, FORMATS[self.format], self.mode, key)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes a stored number takes, both parts of it; an exact one is an fp64 number."""
+        return self.parts * FORMATS["fp64" if self.exact else self.format].nbytes
+
+    @property
     def native(self) -> bool:
         """Whether fp32 operations of the host round this way."""
         return self.format == "fp32" and self.mode == "nearest" and self.parts == 1

@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from harness.errors import ConfigError
 from harness.map_config import ConditioningConfig
+from harness.objective_config import ObjectiveConfig
 from harness.operator_config import OperatorConfig
 
 # Optional[...] rather than X | None: OmegaConf reads these annotations at run time.
@@ -102,6 +103,7 @@ class Config:
     bench: BenchConfig = field(default_factory=BenchConfig)
     conditioning: ConditioningConfig = field(default_factory=ConditioningConfig)
     operator: OperatorConfig = field(default_factory=OperatorConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     variants: list[str] = field(
         default_factory=lambda: [
             "exact_recurrent",
@@ -224,6 +226,7 @@ def validate(config: Config) -> None:
     _validate_bench(config.bench)
     config.conditioning.check()
     config.operator.check()
+    config.objective.check()
     if not config.variants:
         raise ConfigError("variants: empty; name at least one")
     if len(set(config.variants)) != len(config.variants):

@@ -49,6 +49,11 @@ class Format:
         """Unit roundoff of rounding to nearest, 2^-p."""
         return 2.0**-self.p
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes a number takes in memory; tf32 is stored as fp32."""
+        return {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}.get(self.name, 1)
+
 
 def _ieee(name: str, p: int, emax: int) -> Format:
     return Format(name, p, 1 - emax, emax, (2 - 2.0 ** (1 - p)) * 2.0**emax)

@@ -26,6 +26,7 @@ from harness.config import Config, leaves
 launch: dict[str, Any] = {}  # how this process came to run a job; part of every manifest it writes
 
 LAUNCHER_KEYS = ("results_dir", "workers", "progress")
+LAUNCHER_GROUPS = ("objective.",)  # read off a finished run: a new budget finds the runs of an old one
 PACKAGES = (
     *("torch", "triton", "numpy", "scipy", "pyarrow", "pandas", "matplotlib"),
     *("hydra-core", "omegaconf", "mpmath", "safetensors"),
@@ -158,7 +159,7 @@ def content_hash(config: Config, identity: Mapping[str, Any]) -> str:
     """
     keys: dict[str, Any] = {}
     for key, value in leaves(config):
-        if key in LAUNCHER_KEYS:
+        if key in LAUNCHER_KEYS or key.startswith(LAUNCHER_GROUPS):
             continue
         if key == "decode.gates" and value is not None and Path(value).is_file():
             value = hashlib.sha256(Path(value).read_bytes()).hexdigest()

@@ -34,7 +34,7 @@ from harness import copied
 from harness.commands import Parser, status
 from harness.copied import anonymous
 from harness.errors import HarnessError
-from harness.provenance import read_json, source_digest, write_json
+from harness.provenance import damaged, read_json, source_digest, write_json
 from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
 
 RESULTS = Path("results")
@@ -83,17 +83,13 @@ def _moved(run: Path, work: Path, target: Path, write: Callable[[], None]) -> Pa
         work.mkdir(parents=True)
         write()
         if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
-            raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; {_smaller(run)}")
+            raise HarnessError(f"{run}: {size:,} bytes, above {LIMIT:,}; take fewer --heads, --slots or jobs")
         os.rename(work, target)
     except OSError as error:
         raise HarnessError(f"{target}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
-
-
-def _smaller(run: Path) -> str:
-    return "publish fewer jobs" if (run / "sweep.json").exists() else "name fewer --heads or --slots"
 
 
 def finished(run: Path) -> dict[str, Any]:
@@ -106,6 +102,8 @@ def finished(run: Path) -> dict[str, Any]:
         raise HarnessError(f"{run}: incomplete, it has no {', '.join(lost)}")
     if manifest.get("identity", {}).get("source") != source_digest():
         raise HarnessError(f"{run}: stale, made by other source than this; run it again")
+    if changed := damaged(run, manifest):
+        raise HarnessError(f"{run}: damaged, {', '.join(changed)}; run it again")
     return manifest
 
 

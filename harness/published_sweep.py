@@ -25,7 +25,7 @@ import pyarrow as pa
 from harness import copied, publish
 from harness.copied import anonymous
 from harness.errors import HarnessError
-from harness.provenance import read_json, write_json
+from harness.provenance import damaged, read_json, write_json
 from harness.records import ORACLE, TEXT, grouped
 from harness.results.gather import Gathered, gather
 from harness.results.holdings import Result, entries_of
@@ -66,8 +66,8 @@ def runs_of(folder: Path) -> list[Result]:
     for entry in entries_of(folder):
         result = entry.get("result")
         state = entry["state"] if result is None or result.state != "finished" else ""
-        if result is not None and not state and not (result.directory / "flushes.parquet").is_file():
-            state = "without flushes.parquet"
+        if result is not None and not state:
+            state = _flaw(result)
         if state:
             refused["stale, made by other source than this" if state == "stale" else state] += 1
         elif result is not None:
@@ -78,6 +78,12 @@ def runs_of(folder: Path) -> list[Result]:
     if not found:
         raise HarnessError(f"{folder}: a sweep without jobs")
     return found
+
+
+def _flaw(result: Result) -> str:
+    if not (result.directory / "flushes.parquet").is_file():
+        return "without flushes.parquet"
+    return "damaged" if damaged(result.directory, result.manifest) else ""
 
 
 def common(values: Sequence[Any]) -> Any:

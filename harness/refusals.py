@@ -23,6 +23,15 @@ from harness.plugins import entries
 # what a reader calls the node types of OmegaConf
 TYPES = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "a string"}
 
+# options that an extra of this package installs
+EXTRAS = {
+    ("hydra/sweeper", "optuna"): "optuna",
+    ("hydra/launcher", "joblib"): "joblib",
+    ("hydra/launcher", "submitit_local"): "submitit",
+    ("hydra/launcher", "submitit_slurm"): "submitit",
+    ("hydra/launcher", "ray"): "ray",
+}
+
 
 def unknown(key: str) -> ConfigError:
     """A key that no dataclass of harness.config has."""
@@ -32,6 +41,8 @@ def unknown(key: str) -> ConfigError:
 
 def no_option(group: str, name: str, have: list[str]) -> ConfigError:
     """A name that a group, or the list of variants, does not have."""
+    if extra := EXTRAS.get((group, name)):
+        return ConfigError(f"{group}: no option {name!r}; pip install 'replayssm-harness[{extra}]'")
     guess = nearest(name, have)
     hint = f"did you mean {guess}? have " if guess else "have "
     return ConfigError(f"{group}: no option {name!r}; {hint}{', '.join(have)}")

@@ -4,6 +4,9 @@ A verify reads the state, the history (d per value head, k_hat per key head, g p
 g, beta), and writes outputs and records. A flush also writes the state, and reads for it what its fold reads. A
 snapshot verify writes a state per draft. Lengths, cursors and accepts, some integers a slot, are left out, and so is
 whatever a kernel keeps for itself between two launches: that is its own choice.
+
+A committed token costs the mean step of harness.steady, verify and commit, over the tokens it commits; every count
+here is linear in lengths, so a mean length serves.
 """
 
 from __future__ import annotations
@@ -12,8 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.arithmetic import Rounding
 from harness.state import RECORDS
+from harness.steady import Steady
 from harness.tokens import Shape
+from harness.variants import VariantSpec
+
+# the sites whose format is that of something in memory
+STORED = (
+    *("checkpoint", "snapshot", "output"),
+    *("store_v", "store_k", "store_k_hat", "store_d", "store_g", "store_beta"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +49,9 @@ class Moved:
 
 @dataclass(frozen=True)
 class Traffic:
-    """A design's bytes per slot, in windows of m tokens.
+    """A design's bytes per slot, in windows of m tokens; m may be a mean.
 
-    sizes    bytes a number, by field: checkpoint, output, and every record
+    sizes    bytes a number, by field: checkpoint, output, every record, and snapshot where it is not as checkpoint
     written  the records a verify writes
     read     those of the history that a verify reads
     folded   those that a fold reads
@@ -47,7 +59,7 @@ class Traffic:
     """
 
     shape: Shape
-    m: int
+    m: float
     sizes: Mapping[str, int]
     written: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
@@ -59,6 +71,12 @@ class Traffic:
         """One state of one slot."""
         s = self.shape
         return s.HV * s.V * s.K * self.sizes["checkpoint"]
+
+    @property
+    def draft(self) -> int:
+        """One state that is kept for a draft."""
+        s = self.shape
+        return s.HV * s.V * s.K * self.sizes.get("snapshot", self.sizes["checkpoint"])
 
     def records(self, names: tuple[str, ...], n: float) -> float:
         """n records of each of these fields."""
@@ -78,8 +96,8 @@ class Traffic:
         """A window behind a history of w records; a flush folds them in the same step."""
         if flush:
             return Moved(2 * self.state, self.window() + self.records(self.folded, w))
-        states = 1 + self.m * self.snapshot
-        return Moved(states * self.state, self.window() + self.records(self.read, w))
+        drafts = self.m * self.draft if self.snapshot else 0
+        return Moved(self.state + drafts, self.window() + self.records(self.read, w))
 
     def fold(self, w: float) -> Moved:
         """A fold of w records by itself."""
@@ -88,15 +106,45 @@ class Traffic:
     def commit(self, w: float) -> Moved:
         """What a commit moves: one draft's state, or a fold of w records where the ring folds at once (else w = 0)."""
         if self.snapshot:
-            return Moved(2 * self.state)
+            return Moved(self.draft + self.state)
         return self.fold(w) if w else Moved()
 
+    def per_token(self, mean: Steady) -> Moved:
+        """What a committed token moves in the mean step, whose window is m."""
+        total = Moved()
+        for w, share in mean.found.items():
+            total += self.verify(w, w in mean.flushed) * share
+        for w, share in mean.folded.items():
+            total += self.commit(w) * share
+        return total * (1 / mean.committed)
 
-def of_design(design: Any, shape: Shape, m: int) -> Traffic:
-    """The bytes of a Triton design: its spec, formats and records."""
-    spec = design.spec
-    sizes = {name: dtype.itemsize for name, dtype in design.formats.items()}
-    written = tuple(design.records)
+    def held(self, L: int, max_window: int) -> int:
+        """What a slot holds between two steps: the checkpoint, L rows of every record, a state per draft."""
+        drafts = max_window * self.draft if self.snapshot else 0
+        return self.state + drafts + round(self.records(self.written, L))
+
+
+def stated(roundings: Mapping[str, Rounding]) -> dict[str, int]:
+    """Bytes a number by field, of the roundings of the sites STORED: formats as a design states them, whatever
+    carries its numbers in an emulation."""
+    sizes = {site.removeprefix("store_"): roundings[site].nbytes for site in STORED}
+    for name in ("k_hat", "d"):
+        # their low parts are records of their own
+        sizes[name] = sizes[f"{name}_lo"] = roundings[f"store_{name}"].high.nbytes
+    return sizes
+
+
+def of_design(design: Any, shape: Shape, m: float) -> Traffic:
+    """The bytes of a design: in the formats of its tensors where it has its own, as kernels do, else as stated."""
+    if hasattr(design, "formats"):
+        sizes = {name: dtype.itemsize for name, dtype in design.formats.items()}
+    else:
+        sizes = stated(vars(design.arithmetic.sites))
+    return of_spec(design.spec, tuple(design.records), sizes, shape, m)
+
+
+def of_spec(spec: VariantSpec, written: tuple[str, ...], sizes: Mapping[str, int], shape: Shape, m: float) -> Traffic:
+    """What a declaration moves, whose ring keeps the records `written`."""
     snapshot = spec.fold == "snapshot"
     low = ("d_lo", "k_hat_lo") if spec.history_read == "sum" else ()
     read = tuple(n for n in written if n in ("d", "k_hat", "g", *low))

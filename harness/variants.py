@@ -23,6 +23,11 @@ from harness.ring import RingSpec
 CONFIGS = next(p for p in (Path(__file__).parent / "configs", Path(__file__).parents[1] / "configs") if p.is_dir())
 # a draw per element makes sense where a state is stored; elsewhere no kernel does it
 STOCHASTIC = ("step", "checkpoint", "snapshot")
+# how a design computes, its rounding aside
+DECLARED = (
+    *("verify", "fold", "gate_record", "history_read", "inverse"),
+    *("flush_at", "fold_when", "fold_current"),
+)
 
 
 @dataclass

@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 
 from harness.config import Config
-from harness.provenance import plain, source_digest, write_json
+from harness.provenance import checksums, plain, source_digest, write_json
 from harness.records import RowWriter, read_rows
 from harness.summary import summarise
+from harness.traffic import STORED
+from harness.variants import DECLARED, VariantSpec
 
 F, HEADS = 20, 2
 LEVELS = {"exact_fold": 1e-6, "null_arm": 1e-7}
+SPEC = VariantSpec("any")
+DESIGN = {
+    "backend": "emulated",
+    "ring": {"length": 16, "max_window": 4, "flush_at": 9, "fold_when": "next"},
+    "records": ["d", "k_hat", "g"],
+    "effective": dict.fromkeys(STORED, "fp32"),
+    "declared": {key: getattr(SPEC, key) for key in DECLARED},
+}
 # fitting laws takes longer than all the rest
 SUMMARIES: dict[str, dict[str, Any]] = {}
 
@@ -55,11 +65,11 @@ def make(
         SUMMARIES[key] = summarise(read_rows(directory))
     write_json(directory / "summary.json", SUMMARIES[key])
     manifest = {"config": configured(**keys), "identity": {"source": source or source_digest()}, "seconds": seconds}
-    manifest |= {"variants": {v: {"backend": "emulated"} for v in levels}, "packages": {"torch": "2.11.0"}}
+    manifest |= {"variants": dict.fromkeys(levels, DESIGN), "packages": {"torch": "2.11.0"}}
     manifest |= {"python": "3.12.3", "host": "somewhere", "started": f"2026-01-01T00:00:{len(name):02d}+00:00"}
-    write_json(directory / "manifest.json", manifest | (more or {}))
     (directory / "config.yaml").write_text("experiment: drift\n")
     (directory / "drift.png").write_bytes(b"\x89PNG")
+    write_json(directory / "manifest.json", manifest | {"files": checksums(directory)} | (more or {}))
     return directory
 
 

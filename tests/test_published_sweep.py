@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_runs import HEADS, F, make, swept
+from fake_runs import DESIGN, HEADS, F, make, swept
 
 from harness import publish, published_sweep
 from harness.errors import HarnessError
@@ -30,7 +30,7 @@ def whole(tmp_path_factory) -> Path:
             levels = {"exact_fold": 1e-6 * length * (1 + seed) * np.linspace(1, 2, F), "chunked_bf16": np.full(F, 1e-3)}
             if (length, seed) == (16, 2):
                 levels["chunked_bf16"][-2:] = np.nan, np.inf
-            more = {"cpu": "one", "device": "cpu", "commit": "0123abcd", "files": {"flushes.parquet": "0"}}
+            more = {"cpu": "one", "device": "cpu", "commit": "0123abcd"}
             name = f"{length:02d}{seed}"
             jobs.append(("finished", make(root, name, levels, ring__length=length, decode__seed=seed, more=more)))
     return swept(root, jobs)
@@ -126,7 +126,7 @@ def test_nothing_published_names_the_machine_and_jobs_are_a_number(folder):
         "workers": 2,
     }
     assert manifest["packages"] == {"torch": "2.11.0"} and manifest["commit"] == "0123abcd" and manifest["runs"] == 6
-    assert manifest["variants"]["exact_fold"] == {"backend": "emulated"} and manifest["run_seconds"] == 6.0
+    assert manifest["variants"]["exact_fold"] == DESIGN and manifest["run_seconds"] == 6.0
     assert not {"host", "files", "command", "seeds"} & set(manifest)
     assert "/home" not in json.dumps([manifest, said]) and "ring.length" not in manifest["config"]
 
@@ -146,7 +146,9 @@ def lose(folder: Path, what: str) -> None:
     elif what == "flushes":
         write_json(run / "manifest.json", read_json(run / "manifest.json") | {"files": {}})
         (run / "flushes.parquet").unlink()
-    elif what == "truncated":
+    elif what.startswith("truncated"):
+        if what != "truncated":
+            write_json(run / "manifest.json", read_json(run / "manifest.json") | {"files": {}})
         (run / "flushes.parquet").write_bytes((run / "flushes.parquet").read_bytes()[:-100])
 
 
@@ -158,7 +160,8 @@ def lose(folder: Path, what: str) -> None:
         ("gone", ["first"], "1 missing"),
         ("stale", ["first"], "1 stale, made by other source than this"),
         ("flushes", ["first"], "1 without flushes.parquet"),
-        ("truncated", ["first"], "not readable as Parquet"),
+        ("truncated", ["first"], "1 damaged"),
+        ("truncated, no checksums", ["first"], "not readable as Parquet"),
         ("", ["first", "--heads", "0"], "is a sweep, whose heads and slots are pooled"),
         ("", ["runs"], "cannot name a folder"),
     ],
@@ -177,7 +180,7 @@ def test_a_large_or_a_second_one_of_a_name_is_refused(folder, monkeypatch, capsy
     with monkeypatch.context() as patch:
         patch.setattr(publish, "LIMIT", 1000)
         assert publish.main([str(folder), "first"]) == 2
-    assert "publish fewer jobs" in capsys.readouterr().err
+    assert "above 1,000" in capsys.readouterr().err
     assert publish.main([str(folder), "first"]) == 0
     assert publish.main([str(folder), "first"]) == 2 and "nothing is overwritten" in capsys.readouterr().err
 

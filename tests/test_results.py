@@ -170,6 +170,7 @@ def damage(directory: Path, how: str) -> None:
         whole = (directory / "flushes.parquet").read_bytes()
         (directory / "flushes.parquet").write_bytes(whole[:-40])
     else:
+        write_json(directory / "manifest.json", read_json(directory / "manifest.json") | {"files": {}})
         (directory / "flushes.parquet").unlink()
 
 
@@ -273,6 +274,7 @@ def test_real_runs_load_with_what_they_computed(tmp_path, monkeypatch, capsys):
         assert (
             row["kept_max"] == summary["end"]["kept"]["max"] and row["served_law"] == summary["law"]["served"]["text"]
         )
+        assert row["bytes_held"] > 0 and row["bytes_token"] > 0
         assert row["ring.length"] == config["ring"]["length"] and row["backend"] == "emulated"
 
 

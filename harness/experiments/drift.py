@@ -34,6 +34,7 @@ from harness.reference.emulated import Emulated
 from harness.rundir import Run
 from harness.summary import summarise, table
 from harness.tokens import Shape
+from harness.variants import DECLARED
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -95,6 +96,7 @@ def formats_of(design: Emulated, device: str) -> dict[str, Any]:
         "device": device,
         "origin": design.origin,
         "source": spec.source,
+        "declared": {key: getattr(spec, key) for key in DECLARED},
         "ring": design.ring,
         "records": spec.records(design.arithmetic),
         "conventions": design.arithmetic.conventions,

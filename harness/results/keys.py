@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from harness.config import Config, leaves
-from harness.provenance import LAUNCHER_KEYS
+from harness.provenance import LAUNCHER_GROUPS, LAUNCHER_KEYS
 
 SEED = "decode.seed"
 Value = bool | int | float | str | None
@@ -52,8 +52,8 @@ def ordered(keys: Iterable[str]) -> list[str]:
 
 
 def launches(key: str) -> bool:
-    """Whether a key says how a run is started, not what it computes."""
-    return key in LAUNCHER_KEYS or key.startswith("objective.")
+    """Whether a key says how a run is started or judged, not what it computes."""
+    return key in LAUNCHER_KEYS or key.startswith(LAUNCHER_GROUPS)
 
 
 def varying(configs: Sequence[Flat]) -> list[str]:

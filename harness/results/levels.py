@@ -1,6 +1,7 @@
 """summary.json as columns: one row per (run, variant).
 
-A column is null where a variant has no such metric, or its law no exponent. NaN and infinities are results and stay.
+A column is null where a variant has no such metric, its law no exponent, or its cost is not known. NaN and infinities
+are results and stay.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from harness import cost
+from harness.errors import HarnessError
 from harness.records import TEXT
 from harness.summary import ENDS, STATES
 
@@ -30,7 +32,7 @@ JUDGED = tuple(f"{e}_{what}" for e in ENDS for what in ("median", "max"))
 
 def levels(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of a run, columns as LEVELS; an absent key is null."""
-    costs = cost.of_manifest(dict(manifest))
+    costs = _costs(manifest)
     cond2 = summary.get("oracle", {}).get("cond2", {}).get("max")
     found = []
     for name, entry in summary["variants"].items():
@@ -48,6 +50,14 @@ def levels(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict
         row |= costs.get(name, {}) | {"cond2_max": number(cond2)}
         found.append(row)
     return found
+
+
+def _costs(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    try:
+        return cost.of_manifest(manifest)
+    except HarnessError:
+        # a manifest of an earlier version, of a variant file that has changed since: nobody knows what it cost
+        return {}
 
 
 def number(x: Any) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.errors import HarnessError
-from harness.provenance import read_json
+from harness.provenance import damaged, read_json
 from harness.records import group_quantiles
 from harness.results.compared import level_text
 from harness.results.holdings import Result, entries_of, holdings, is_collected, is_sweep, jobs_of
@@ -83,21 +82,11 @@ def _run(result: Result, console: Console) -> int:
 
 def checked(result: Result) -> tuple[str, bool]:
     """What can be said of the files of a run against the checksums in its manifest, and whether one is broken."""
-    sums = result.manifest.get("files")
-    there = sorted(p.name for p in result.directory.iterdir() if p.is_file())
-    if not sums:
-        return f"{', '.join(there)}; no checksums", False
-    broken = [name for name, digest in sums.items() if _sha256(result.directory / name) != digest]
-    text = f"changed since: {', '.join(broken)}" if broken else "all as written"
-    return f"{', '.join(there)}; {text}", bool(broken)
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
+    there = ", ".join(sorted(p.name for p in result.directory.iterdir() if p.is_file()))
+    if not result.manifest.get("files"):
+        return f"{there}; no checksums", False
+    broken = damaged(result.directory, result.manifest)
+    return f"{there}; {'changed since: ' + ', '.join(broken) if broken else 'all as written'}", bool(broken)
 
 
 def _sweep(folder: Path, level: str, console: Console) -> int:
@@ -109,7 +98,7 @@ def _sweep(folder: Path, level: str, console: Console) -> int:
         console.print(f"jobs: {asked.get('jobs')} finished; published")
     else:
         jobs = jobs_of(folder)
-        count = Counter(DONE.get(job["state"], job["state"]) for job in jobs)
+        count = Counter(job["state"] for job in jobs)
         console.print("jobs: " + ", ".join(f"{n} {state}" for state, n in count.items()))
         failed = [job | {"job": i} for i, job in enumerate(jobs) if job["state"] not in DONE]
     for job in failed:
