@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import publish
-from harness.provenance import source_digest, write_json
+from harness.provenance import checksums, source_digest, write_json
 from harness.records import METRICS, RowWriter, read_rows
 
 F, HEADS, SLOTS = 30, 12, 2
@@ -47,9 +47,9 @@ def run(tmp_path, monkeypatch):
     ]
     manifest = {"identity": {"source": source_digest()}, "host": platform.node(), "command": command}
     manifest |= {"cores": 2, "note": "ieee/64, 8/16 heads, results/runs"}
-    write_json(directory / "manifest.json", manifest)
     write_json(directory / "summary.json", {"variants": {}})
     (directory / "drift.png").write_bytes(b"\x89PNG")
+    write_json(directory / "manifest.json", manifest | {"files": checksums(directory)})
     return directory
 
 
@@ -118,6 +118,8 @@ def test_nothing_published_names_the_machine(run):
     target = publish.publish(run, "first")
     manifest = json.loads((target / "manifest.json").read_text())
     text = (target / "config.yaml").read_text()
+    # the published tables have other bytes than those that were summed
+    assert "files" not in manifest
     assert "host" not in manifest and "/home" not in text + json.dumps(manifest)
     assert manifest["command"][-2:] == ["results_dir=runs", "variants=[a,b.yaml]"]
     assert manifest["note"] == "ieee/64, 8/16 heads, results/runs"
@@ -133,9 +135,10 @@ def corrupt(run, what):
     elif what == "stale":
         write_json(run / "manifest.json", {"identity": {"source": "0" * 16}})
     elif what == "changed":
-        manifest = json.loads((run / "manifest.json").read_text())
-        write_json(run / "manifest.json", manifest | {"files": {"summary.json": "0" * 64}})
+        write_json(run / "summary.json", {"variants": {"mine": 0}})
     elif what == "truncated":
+        # of an earlier version, without checksums
+        write_json(run / "manifest.json", {"identity": {"source": source_digest()}})
         (run / "flushes.parquet").write_bytes((run / "flushes.parquet").read_bytes()[:-100])
 
 

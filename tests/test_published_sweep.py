@@ -28,6 +28,9 @@ def whole(tmp_path_factory) -> Path:
     for length in (8, 16):
         for seed in range(3):
             levels = {"exact_fold": 1e-6 * length * (1 + seed) * np.linspace(1, 2, F), "chunked_bf16": np.full(F, 1e-3)}
+            if (length, seed) == (8, 0):
+                # it has no slope
+                levels["exact_fold"] = np.full(F, 8e-6)
             if (length, seed) == (16, 2):
                 levels["chunked_bf16"][-2:] = np.nan, np.inf
             more = {"cpu": "one", "device": "cpu", "commit": "0123abcd"}
@@ -98,6 +101,9 @@ def test_levels_read_like_those_of_the_runs(folder):
             assert there[name].astype(object).equals(here[name].astype(object)), name
     assert there.attrs["config"] == here.attrs["config"]
     assert there.attrs["missing"] == here.attrs["missing"]
+    assert there.attrs["missing_in"] == here.attrs["missing_in"] != {}
+    named = load("results/first", columns=["run", "variant", "kept_max"])
+    assert list(named) == ["run", "decode.seed", "ring.length", "variant", "kept_max"]
     both = load(["results/first", folder])
     assert len(both) == 2 * len(here) and list(both) == list(here)
 

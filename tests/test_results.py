@@ -95,6 +95,15 @@ def test_nan_inf_and_null_stay_three_things(tmp_path):
     assert flushes.attrs["missing"] == read_rows(tmp_path / "drift" / "a".ljust(16, "0")).attrs["missing"]
 
 
+def test_a_cost_is_that_of_its_own_run(tmp_path):
+    """Fault: what one design costs is remembered for another of other size, or for none."""
+    for heads in (16, 32):
+        make(tmp_path, f"a{heads}", {"chunked_bf16": 1e-3}, model__value_heads=heads)
+    rows = load(tmp_path).set_index("model.value_heads")["bytes_held"]
+    # a state, and all but the keys of a record, are one per value head
+    assert 1.9 < rows[32] / rows[16] <= 2
+
+
 def test_what_only_one_run_lacks_is_said_of_that_run(tmp_path):
     """Fault: where one of several runs has a metric, the nulls of the others pass for failures."""
     make(tmp_path, "a", {"chunked_bf16": 1e-3})

@@ -97,7 +97,10 @@ def test_show_a_failed_run_says_why(call, results):
 
 def test_show_a_sweep_names_failures_and_spreads_levels(call, results):
     """Fault: a failed job is a number without a reason; or a level stands in another variant's column."""
+    path = results / "sweeps/abcdef01/sweep.json"
+    write_json(path, read_json(path) | {"launcher": "joblib", "workers": 2, "concurrent": 2})
     status, out, _ = call("show", "results/runs/sweeps/abcdef01", "--level", "served_max")
+    assert "launched: joblib, 2 workers, 2 at once\n" in out
     assert status == 1 and "1 finished, 1 failed, 1 skipped" in out
     assert "job 1: failed, decode.seed=1: ZeroDivisionError: planted" in out
     assert ["8", "1.0e-06", "1.0e-07"] in [line.split() for line in out.splitlines()]

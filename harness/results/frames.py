@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +80,25 @@ def frame_of(gathered: Gathered) -> pd.DataFrame:
 def _count(batch: pa.RecordBatch, beside: set[str], counts: dict[str, dict[str, Counter[str]]]) -> None:
     from harness.records import count_nulls
 
-    if "variant" in batch.schema.names:
-        at = batch.schema.get_field_index("run")
-        run = batch.column(at)[0].as_py() if at >= 0 else ""
-        own = [name for name in batch.schema.names if name not in beside]
-        count_nulls(batch.select(own), counts.setdefault(run, {}))
+    if "variant" not in batch.schema.names:
+        return
+    own = batch.select([name for name in batch.schema.names if name not in beside])
+    for run, start, end in _runs(batch):
+        count_nulls(own.slice(start, end - start), counts.setdefault(run, {}))
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
+    """(run, first row, row behind the last) of the runs that follow each other in a batch."""
+    import numpy as np
+
+    at = batch.schema.get_field_index("run")
+    if at < 0:
+        yield "", 0, batch.num_rows
+        return
+    codes = batch.column(at).indices.to_numpy()
+    edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    for start, end in pairwise(edges):
+        yield batch.column(at)[start].as_py(), start, end
 
 
 def _missing(counts: dict[str, dict[str, Counter[str]]]) -> dict[str, Any]:

@@ -53,12 +53,17 @@ def gather(
     schema = _unified(parts, table)
     inside = {key for part in parts for key in part.inside}
     keys = [k for k in _keys(config, parts, inside) if k in inside or k not in schema.names]
-    names = [n for n in schema.names if n not in inside] if columns is None else list(dict.fromkeys(columns))
+    own = _identity(parts, schema)
+    names = (
+        [n for n in schema.names if n not in inside and n not in own]
+        if columns is None
+        else list(dict.fromkeys(columns))
+    )
     if lost := [name for name in names if name not in schema.names]:
         raise HarnessError(f"columns: {', '.join(lost)}: not in {table}, which has {', '.join(schema.names)}")
     plain = table == "levels" or parts[0].result.collected
-    fields = [pa.field(key, _type(key, parts, schema, plain)) for key in (*_identity(parts, schema), *keys)]
-    whole = pa.schema([*fields, *(schema.field(name) for name in names)])
+    fields = [pa.field(key, _type(key, parts, schema, plain)) for key in (*own, *keys)]
+    whole = pa.schema([*fields, *(schema.field(name) for name in names if name not in own and name not in keys)])
     every = set(variants) if variants is not None else None
     if every is not None and "variant" not in schema.names:
         raise HarnessError(f"variants: {table} has no column variant")
@@ -67,7 +72,7 @@ def gather(
         seen: set[str] = set()
         for part in parts:
             beside: dict[str, Value] = {**part.config, "run": part.hash, "source": part.result.source}
-            read = [n for n in part.schema.names if n in names or n in part.inside or n == "variant"]
+            read = [n for n in part.schema.names if n in whole.names or n == "variant"]
             for batch in part.batches(read):
                 rows = batch if every is None else _kept(batch, every, seen)
                 if rows.num_rows:
@@ -101,10 +106,10 @@ def _unified(parts: Sequence[Part], table: str) -> pa.Schema:
 
 
 def _identity(parts: Sequence[Part], schema: pa.Schema) -> list[str]:
-    """run and source, where there are several."""
+    """run and source, where there are several; the rows of a published sweep may bring run themselves."""
     runs, sources = {part.hash for part in parts}, {part.result.source for part in parts}
-    found = ["run"] * (len(runs) > 1 and not any(part.inside for part in parts)) + ["source"] * (len(sources) > 1)
-    return [name for name in found if name not in schema.names]
+    several = "run" in schema.names or (len(runs) > 1 and not any(part.inside for part in parts))
+    return ["run"] * several + ["source"] * (len(sources) > 1)
 
 
 def _keys(config: str | Sequence[str], parts: Sequence[Part], inside: set[str]) -> list[str]:

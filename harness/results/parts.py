@@ -36,7 +36,8 @@ def parts_of(held: Holdings, table: str) -> list[Part]:
     found: list[Part] = []
     for result in held.results:
         try:
-            if table != "levels":
+            # a published sweep that stands alone is a table already; beside others it is taken apart
+            if table != "levels" or (result.collected and len(held.results) == 1):
                 own = [_file(result, table)]
             elif result.collected:
                 own = list(_published_levels(result))

@@ -93,6 +93,9 @@ def _sweep(folder: Path, level: str, console: Console) -> int:
     asked = read_json(folder / "sweep.json") or {}
     console.print(f"sweep: {folder}", soft_wrap=True)
     console.print("command:", " ".join(asked.get("command") or ()), soft_wrap=True)
+    ran = {"launcher": "", "workers": " workers", "concurrent": " at once"}
+    if any(asked.get(key) for key in ran):
+        console.print("launched:", ", ".join(f"{asked[key]}{unit}" for key, unit in ran.items() if asked.get(key)))
     failed: list[dict[str, Any]] = []
     if is_collected(folder):
         console.print(f"jobs: {asked.get('jobs')} finished; published")
