@@ -91,9 +91,6 @@ def launched(folder: Path) -> dict[str, Any]:
         "workers": len({(r["host"], r["pid"]) for r in ran}),
         "concurrent": most,
         "seconds": round(last - min((start for start, step in edges if step > 0), default=last), 1),
-            max((end for end, step in edges if step < 0), default=0.0) - min(edges, default=(0.0, 0))[0], 1
-        ),
-        "seconds": X
         "again": sum(r["attempt"] > 1 for r in ran),
     }
 
