@@ -1,6 +1,7 @@
-"""Copy a finished run to results/NAME, small and anonymous.
+"""Copy a finished run, or a finished sweep, to results/NAME, small and anonymous.
 
   python -m harness.publish RUN_DIR NAME [--heads 0,1,...] [--slots 0,...]
+  python -m harness.publish SWEEP_DIR NAME
 
   flushes.parquet    the rows of the named heads and slots, every column; harness.records.read_rows reads the folder
   quantiles.parquet  of all other rows: the quantiles Q of every metric over slots and heads, a row per
@@ -8,7 +9,8 @@
   config.yaml, manifest.json, summary.json, drift.png
                      as in the run, without the host's name and with paths cut down to their last part
 
-A run that has no flushes.parquet is copied whole, its tables rounded likewise (harness.copied).
+A run that has no flushes.parquet is copied whole, its tables rounded likewise (harness.copied). What is published of a
+sweep says harness.published_sweep.
 
 NaN ranks above inf, so a failure among many rows is the quantile 1; a metric that a row does not have takes no part.
 Refused: a run that is unfinished, or was made by other source than this; a name that exists; more than LIMIT bytes.
@@ -32,7 +34,7 @@ from harness import copied
 from harness.commands import Parser, status
 from harness.copied import anonymous
 from harness.errors import HarnessError
-from harness.provenance import read_json, source_digest, write_json
+from harness.provenance import damaged, read_json, source_digest, write_json
 from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
 
 RESULTS = Path("results")
@@ -46,7 +48,7 @@ QUANTILES = pa.schema([*KINDS, ("quantile", pa.float32()), *((name, pa.float32()
 
 
 def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Sequence[int] | None = None) -> Path:
-    """Copy the finished run to results/name and return that. Raises HarnessError, leaving nothing behind.
+    """Copy the finished run or sweep to results/name and return that. Raises HarnessError, leaving nothing behind.
 
     heads, slots: those kept in full; None: the first eight heads of the model, in every slot.
     """
@@ -55,12 +57,20 @@ def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Seq
     target = RESULTS / name
     if target.exists():
         raise HarnessError(f"{target}: exists; nothing is overwritten")
-    manifest, work = finished(run), RESULTS / f".{name}.{os.getpid()}.partial"
+    work = RESULTS / f".{name}.{os.getpid()}.partial"
+    if (run / "sweep.json").exists():
+        if heads is not None or slots is not None:
+            raise HarnessError(f"--heads, --slots: {run} is a sweep, whose heads and slots are pooled")
+        # it takes the quantiles of this module
+        from harness import published_sweep
+
+        return _moved(run, work, target, lambda: published_sweep.write(run, work))
+    manifest = finished(run)
     if not (run / "flushes.parquet").exists():
         if heads is not None or slots is not None:
             raise HarnessError(f"--heads, --slots: {run} has no flushes.parquet to choose rows of")
         return _moved(run, work, target, lambda: _write_whole(run, work, manifest))
-    rows = _read(run / "flushes.parquet")
+    rows = read(run / "flushes.parquet")
     there = set(np.unique(rows["head"].to_numpy()).tolist())
     named = sorted(set(there & set(HEADS) if heads is None else heads))
     if lost := [str(head) for head in named if head not in there]:
@@ -73,7 +83,7 @@ def _moved(run: Path, work: Path, target: Path, write: Callable[[], None]) -> Pa
         work.mkdir(parents=True)
         write()
         if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
-            raise HarnessError(f"{run}: {size:,} bytes to publish, above {LIMIT:,}; name fewer --heads or --slots")
+            raise HarnessError(f"{run}: {size:,} bytes, above {LIMIT:,}; take fewer --heads, --slots or jobs")
         os.rename(work, target)
     except OSError as error:
         raise HarnessError(f"{target}: cannot be written ({error.strerror or error})") from None
@@ -92,6 +102,8 @@ def finished(run: Path) -> dict[str, Any]:
         raise HarnessError(f"{run}: incomplete, it has no {', '.join(lost)}")
     if manifest.get("identity", {}).get("source") != source_digest():
         raise HarnessError(f"{run}: stale, made by other source than this; run it again")
+    if changed := damaged(run, manifest):
+        raise HarnessError(f"{run}: damaged, {', '.join(changed)}; run it again")
     return manifest
 
 
@@ -106,8 +118,8 @@ def _write(
     slot = rows["slot"].to_numpy()
     shown = sorted(set(np.unique(slot).tolist()) if slots is None else slots)
     inside = np.isin(rows["head"].to_numpy(), named) & np.isin(slot, shown)
-    _save(_sorted(rows.filter(pa.array(inside))), work / "flushes.parquet")
-    _save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
+    save(_sorted(rows.filter(pa.array(inside))), work / "flushes.parquet")
+    save(quantiles(rows.filter(pa.array(~inside))), work / "quantiles.parquet")
     for name in ("summary.json", "drift.png"):
         shutil.copyfile(run / name, work / name)
     _describe(run, work, manifest, {"heads": named, "slots": shown, "quantiles": Q, "bits": BITS})
@@ -115,27 +127,31 @@ def _write(
 
 def _write_whole(run: Path, work: Path, manifest: dict[str, Any]) -> None:
     for path in sorted(run.glob("*.parquet")):
-        _save(copied.rounded(_read(path)), work / path.name)
+        save(copied.rounded(read(path)), work / path.name)
     copied.copy_others(run, work)
     _describe(run, work, manifest, {"bits": copied.BITS})
 
 
 def _describe(run: Path, work: Path, manifest: dict[str, Any], how: dict[str, Any]) -> None:
-    manifest.pop("host", None)
+    # the checksums are those of the files before they were cut
+    for key in ("host", "files"):
+        manifest.pop(key, None)
     manifest["published"] = how | {"run": run.resolve().name}
     write_json(work / "manifest.json", anonymous(manifest))
     text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()
     (work / "config.yaml").write_text("\n".join(anonymous(text)) + "\n", encoding="utf-8")
 
 
-def _read(path: Path) -> pa.Table:
+def read(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a Parquet file. Raises HarnessError where it cannot be read."""
     try:
-        return pq.read_table(path).unify_dictionaries()
+        return pq.read_table(path, columns=columns).unify_dictionaries()
     except (OSError, pa.ArrowInvalid) as error:
         raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
 
 
-def _save(table: pa.Table, path: Path) -> None:
+def save(table: pa.Table, path: Path) -> None:
+    """Write a table as small as it gets."""
     floats = [f.name for f in table.schema if pa.types.is_floating(f.type)]
     pq.write_table(
         table,
@@ -175,11 +191,11 @@ def quantiles(rows: pa.Table) -> pa.Table:
     columns["quantile"] = np.tile(Q, len(pairs))
     arrays = [pa.array(columns[f.name], f.type) for f in list(QUANTILES)[: len(KINDS) + 1] if f.name != "variant"]
     arrays.insert(0, pa.array(columns["variant"].tolist(), pa.string()).dictionary_encode())
-    arrays += [_metric(rows[name], groups, len(pairs)) for name in METRICS]
+    arrays += [metric(rows[name], groups, len(pairs)) for name in METRICS]
     return pa.table(arrays, schema=QUANTILES)
 
 
-def _metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array:
+def metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array:
     """The quantiles [count * len(Q)] of the values that are there, null in groups without any."""
     there = column.is_valid().to_numpy()
     inside = groups[there]
@@ -214,7 +230,7 @@ def _numbers(option: str, text: str | None) -> list[int] | None:
 def main(argv: list[str]) -> int:
     """Run one command line: 0 published, 2 refused in one line."""
     parser = Parser("publish", __doc__)
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a finished run directory")
+    parser.add_argument("run", metavar="DIR", type=Path, help="a finished run directory or sweep folder")
     parser.add_argument("name", metavar="NAME", help="folder of results/ to create")
     parser.add_argument("--heads", metavar="LIST", help="heads kept in full; default: the first eight")
     parser.add_argument("--slots", metavar="LIST", help="slots kept in full; default: every slot")

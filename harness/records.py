@@ -6,7 +6,7 @@ two are never mixed, because a mean or a maximum that skips NaN hides exactly th
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -45,6 +45,7 @@ CONDITIONING = (
 )
 BOUND = "oracle_bound"  # at least ||S_hat - S||_F / ||S||_F of the oracle itself
 METRICS = (*ERRORS, *CONDITIONING, BOUND)
+ROWS = ""  # no name of a column
 PENDING = 16  # blocks of one variant between the decode and the disk
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -188,21 +189,37 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> pd.Data
     except (OSError, pa.ArrowInvalid) as error:
         raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
     table = table.unify_dictionaries()
+    counts: dict[str, Counter[str]] = {}
+    for batch in table.to_batches():
+        count_nulls(batch, counts)
     frame = table.to_pandas()
-    frame.attrs["missing"] = _missing(table, frame["variant"])
+    frame.attrs["missing"] = missing_of(counts)
     return frame if columns is None else frame[list(columns)]
 
 
-def _missing(table: pa.Table, variant: pd.Series) -> dict[str, list[str]]:
-    codes, names = variant.cat.codes.to_numpy(), list(variant.cat.categories)
+def count_nulls(batch: pa.RecordBatch, counts: dict[str, Counter[str]]) -> None:
+    """Add to counts, per variant, its rows (under ROWS) and the nulls of every float column."""
+    at = batch.schema.get_field_index("variant")
+    variant = batch.column(at)
+    if not pa.types.is_dictionary(variant.type):
+        variant = variant.dictionary_encode()
+    codes, names = variant.indices.to_numpy(), variant.dictionary.to_pylist()
     rows = np.bincount(codes, minlength=len(names))
-    missing: dict[str, list[str]] = {name: [] for name in names}
-    for column in table.column_names:
-        if column in METRICS and table[column].null_count:
-            nulls = np.bincount(codes, weights=table[column].is_null().to_numpy(), minlength=len(names))
-            for i in np.flatnonzero((nulls == rows) & (rows > 0)):
-                missing[names[i]].append(column)
-    return missing
+    own = [counts.setdefault(name, Counter()) if n else Counter() for name, n in zip(names, rows, strict=True)]
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name != "variant" and not (column.null_count and pa.types.is_floating(column.type)):
+            continue
+        weights = np.ones(len(codes)) if name == "variant" else column.is_null().to_numpy(zero_copy_only=False)
+        for total, n in zip(own, np.bincount(codes, weights=weights, minlength=len(names)), strict=True):
+            total[ROWS if name == "variant" else name] += int(n)
+
+
+def missing_of(counts: Mapping[str, Counter[str]]) -> dict[str, list[str]]:
+    """The columns of each variant in which every row is null, of counts as count_nulls makes them."""
+    return {
+        variant: [name for name, n in found.items() if name != ROWS and n == found[ROWS]]
+        for variant, found in counts.items()
+    }
 
 
 def recorded(rows: pd.DataFrame, variant: str, column: str) -> bool:

@@ -132,6 +132,9 @@ def corrupt(run, what):
         (run / "drift.png").unlink()
     elif what == "stale":
         write_json(run / "manifest.json", {"identity": {"source": "0" * 16}})
+    elif what == "changed":
+        manifest = json.loads((run / "manifest.json").read_text())
+        write_json(run / "manifest.json", manifest | {"files": {"summary.json": "0" * 64}})
     elif what == "truncated":
         (run / "flushes.parquet").write_bytes((run / "flushes.parquet").read_bytes()[:-100])
 
@@ -142,6 +145,7 @@ def corrupt(run, what):
         ("unfinished", ["first"], "no finished run"),
         ("another experiment", ["first"], "it has no drift.png"),
         ("stale", ["first"], "made by other source"),
+        ("changed", ["first"], "damaged, summary.json"),
         ("truncated", ["first"], "not readable as Parquet"),
         ("", ["first", "--heads", "0,12"], "no head 12; it has 0..11"),
         ("", ["first", "--heads", "0-3"], "--heads: '0-3' is not a list"),

@@ -1,0 +1,110 @@
+"""What lies in a results_dir, or among published runs: runs with what tells them apart, and sweeps."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.errors import HarnessError
+from harness.provenance import read_json
+from harness.results.holdings import entries_of, is_collected, jobs_of
+from harness.results.keys import shown, telling, word
+from harness.results.printing import grid, one_line, times
+from harness.sweep import DONE
+
+DIGITS = 8  # of a content hash: enough to find it again
+NARROW, INDENT = 24, 4  # characters: less is no column, so that the text goes below
+
+
+def find(
+    path: Path, states: Sequence[str] = (), experiment: str | None = None, filters: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The runs under path as harness.results.holdings.entries_of has them, those that fit.
+
+    filters: key -> value as YAML writes it; a run that never finished has no known configuration, and fits none.
+    Raises HarnessError for a key that no run has.
+    """
+    found = [e for e in entries_of(path) if not is_collected(Path(e["directory"]))]
+    wanted = dict(filters or {})
+    known = {key for e in found if "result" in e for key in e["result"].config}
+    if lost := [key for key in wanted if key not in known]:
+        raise HarnessError(f"{', '.join(lost)}: no key of the runs in {path}")
+    return [e for e in found if _fits(e, states, experiment, wanted)]
+
+
+def _fits(entry: dict[str, Any], states: Sequence[str], experiment: str | None, wanted: Mapping[str, str]) -> bool:
+    if (states and entry["state"] not in states) or experiment not in (None, entry["experiment"]):
+        return False
+    config = entry["result"].config if "result" in entry else None
+    return not wanted or (config is not None and all(word(config.get(k)) == v for k, v in wanted.items()))
+
+
+def show(path: Path, entries: Sequence[dict[str, Any]], sweeps: Sequence[Path], console: Console) -> None:
+    """Print the runs, and the sweeps of path."""
+    if entries:
+        count = Counter(entry["state"] for entry in entries)
+        console.print(f"runs in {path}: " + ", ".join(f"{n} {state}" for state, n in count.items()), soft_wrap=True)
+        _runs(entries, console)
+    if sweeps:
+        console.print(f"sweeps in {path}: {len(sweeps)}", soft_wrap=True)
+        _sweeps(sweeps, console)
+    if not entries and not sweeps:
+        console.print(f"{path}: nothing that fits", soft_wrap=True)
+
+
+def _runs(entries: Sequence[dict[str, Any]], console: Console) -> None:
+    keys = telling([e["result"].config for e in entries if "result" in e])
+    keys = [key for key in keys if key != "experiment"]
+    several = len({entry["experiment"] for entry in entries}) > 1
+    lines = [("run", "experiment", "state", "started", "seconds", "what differs, or the error")]
+    for entry in entries:
+        there = "result" in entry
+        lines.append(
+            (
+                Path(entry["directory"]).name if entry["state"] == "published" else entry["hash"][:DIGITS],
+                entry["experiment"],
+                entry["state"],
+                str(entry.get("started") or "")[:16].replace("T", " "),
+                times(entry.get("seconds")),
+                shown(entry["result"].config, keys) if there else one_line(entry.get("error") or ""),
+            )
+        )
+    fixed = [i for i in range(5) if several or i != 1]
+    widths = {i: max(len(line[i]) for line in lines) for i in fixed}
+    start = sum(widths.values()) + len(widths)
+    for line in lines:
+        head = " ".join(line[i].ljust(widths[i]) for i in fixed)
+        beside = console.width - start >= NARROW
+        room = console.width - (start if beside else INDENT)
+        what = textwrap.wrap(line[-1], room, break_on_hyphens=False)
+        if beside:
+            head = f"{head} {what[0] if what else ''}"
+            what = what[1:]
+        # names of published runs leave no room beside them
+        console.print("\n".join([head.rstrip(), *(" " * (start if beside else INDENT) + text for text in what)]))
+
+
+def _sweeps(folders: Sequence[Path], console: Console) -> None:
+    drawn = grid("sweep", "jobs", "done", "failed", "running", "launcher", "command", fold=True)
+    for column in drawn.columns[:-1]:
+        column.no_wrap = True
+    for folder in folders:
+        asked = read_json(folder / "sweep.json") or {}
+        if is_collected(folder):
+            count = Counter(done=int(asked.get("jobs") or 0))
+        else:
+            count = Counter("done" if row["state"] in DONE else row["state"] for row in jobs_of(folder))
+        numbers = [str(count.get(name) or "") for name in ("done", "failed", "running")]
+        drawn.add_row(
+            folder.name,
+            str(count.total()),
+            *numbers,
+            str(asked.get("launcher") or ""),
+            " ".join(asked.get("command") or ()),
+        )
+    console.print(drawn)

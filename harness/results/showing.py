@@ -1,0 +1,160 @@
+"""One run, or one sweep, on a screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import HarnessError
+from harness.provenance import damaged, read_json
+from harness.records import group_quantiles
+from harness.results.compared import level_text
+from harness.results.holdings import Result, entries_of, holdings, is_collected, is_sweep, jobs_of
+from harness.results.keys import SEED, Value, own, shown, telling, word
+from harness.results.levels import LEVELS
+from harness.results.parts import parts_of
+from harness.results.printing import grid, one_line, times
+from harness.sweep import DONE
+
+ROWS = 60  # configurations of a sweep that are printed
+
+
+def find(text: str, results_dir: Path) -> Path:
+    """The run or sweep that text names: a path, or the first digits of a hash in results_dir. Raises HarnessError."""
+    if Path(text).is_dir():
+        return Path(text)
+    found = [p for p in results_dir.glob(f"*/{text}*") if p.is_dir()] if text and "/" not in text else []
+    # a run that failed or is running has only its status
+    found += [p.with_name(p.name.removesuffix(".status.json")) for p in results_dir.glob(f"*/{text}*.status.json")]
+    places = sorted(set(found))
+    if len(places) > 1:
+        raise HarnessError(f"{text}: is the beginning of {', '.join(map(str, places[:5]))}")
+    if not places:
+        raise HarnessError(f"{text}: neither a folder nor the beginning of a hash in {results_dir}")
+    return places[0]
+
+
+def show(path: Path, level: str, console: Console) -> int:
+    """Print what path holds; 1 where a file of a run is not what its manifest says, or a job of a sweep failed."""
+    if is_sweep(path):
+        return _sweep(path, level, console)
+    if (path / "manifest.json").exists():
+        (entry,) = entries_of(path)
+    else:
+        entry = next((e for e in entries_of(path.parent) if e["directory"] == path), {})
+    if not entry:
+        raise HarnessError(f"{path}: neither a run nor a sweep")
+    if "result" not in entry:
+        console.print(f"{path}: {entry['state']}", one_line(entry.get("error") or ""), soft_wrap=True)
+        return 1
+    return _run(entry["result"], console)
+
+
+def _run(result: Result, console: Console) -> int:
+    from harness.summary import table
+
+    manifest, summary = result.manifest, result.json("summary.json")
+    if summary is not None and "variants" in summary:
+        console.print(table(summary))
+    changed = own(result.config)
+    packages = " ".join(f"{name} {version}" for name, version in manifest.get("packages", {}).items())
+    lines = {
+        "run": f"{result.directory} ({result.hash})",
+        "state": result.state,
+        "not default": shown(changed, changed) or "nothing",
+        "device": f"{manifest.get('device', '')} {manifest.get('cpu', '')}".strip(),
+        "took": f"{times(manifest.get('seconds'))} from {manifest.get('started')}",
+        "source": " ".join(filter(None, [result.source, manifest.get("commit")])),
+        "versions": f"python {manifest.get('python')} {packages}",
+    }
+    for name, text in lines.items():
+        console.print(f"{name}: {text}", soft_wrap=True)
+    said, broken = checked(result)
+    console.print(f"files: {said}", soft_wrap=True)
+    return 1 if broken else 0
+
+
+def checked(result: Result) -> tuple[str, bool]:
+    """What can be said of the files of a run against the checksums in its manifest, and whether one is broken."""
+    there = ", ".join(sorted(p.name for p in result.directory.iterdir() if p.is_file()))
+    if not result.manifest.get("files"):
+        return f"{there}; no checksums", False
+    broken = damaged(result.directory, result.manifest)
+    return f"{there}; {'changed since: ' + ', '.join(broken) if broken else 'all as written'}", bool(broken)
+
+
+def _sweep(folder: Path, level: str, console: Console) -> int:
+    asked = read_json(folder / "sweep.json") or {}
+    console.print(f"sweep: {folder}", soft_wrap=True)
+    console.print("command:", " ".join(asked.get("command") or ()), soft_wrap=True)
+    failed: list[dict[str, Any]] = []
+    if is_collected(folder):
+        console.print(f"jobs: {asked.get('jobs')} finished; published")
+    else:
+        jobs = jobs_of(folder)
+        count = Counter(job["state"] for job in jobs)
+        console.print("jobs: " + ", ".join(f"{n} {state}" for state, n in count.items()))
+        failed = [job | {"job": i} for i, job in enumerate(jobs) if job["state"] not in DONE]
+    for job in failed:
+        overrides = " ".join(job["overrides"])
+        console.print(
+            f"job {job['job']}: {job['state']}, {overrides}: {one_line(job.get('error') or '')}", soft_wrap=True
+        )
+    if level not in LEVELS.names or str(LEVELS.field(level).type) not in ("double", "int64"):
+        raise HarnessError(f"--level: {level!r} is no number of harness.results.levels")
+    if rows := _rows(folder, level):
+        console.print(pivot(rows, level))
+    return 1 if failed else 0
+
+
+def _rows(folder: Path, level: str) -> list[tuple[dict[str, Value], str, float | None]]:
+    """(what tells its configuration apart, variant, level) of every run and variant."""
+    parts = parts_of(holdings([folder]), "levels")
+    keys = [key for key in telling([part.config for part in parts]) if key != SEED]
+    return [
+        ({key: part.config.get(key) for key in keys}, row["variant"], row[level])
+        for part in parts
+        for batch in part.batches(["variant", level])
+        for row in batch.to_pylist()
+    ]
+
+
+def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str) -> Table:
+    """A line per configuration, a column per variant; over seeds the median, of a maximum the maximum; NaN wins."""
+    keys = list(rows[0][0])
+    names = list(dict.fromkeys(variant for _, variant, _ in rows))
+    groups: dict[tuple[Value, ...], dict[str, list[float]]] = {}
+    for config, variant, x in rows:
+        own = groups.setdefault(tuple(config[key] for key in keys), {})
+        if x is not None:
+            own.setdefault(variant, []).append(x)
+    over = "maximum" if level.endswith("_max") else "median"
+    drawn = grid(fold=True)
+    drawn.title, drawn.title_justify, drawn.title_style = f"{level}, {over} over seeds", "left", ""
+    for key in keys:
+        drawn.add_column(key.replace(".", ".\n"), overflow="fold")
+    for name in names:
+        drawn.add_column(name.replace("_", "_\n"), overflow="fold", justify="right")
+    for values in sorted(groups, key=_rank)[:ROWS]:
+        drawn.add_row(*map(word, values), *(level_text(_over(groups[values].get(name), over)) for name in names))
+    if len(groups) > ROWS:
+        drawn.caption = f"and {len(groups) - ROWS} more configurations: export them"
+    return drawn
+
+
+def _rank(values: tuple[Value, ...]) -> list[tuple]:
+    """Null first, then numbers by size, then texts."""
+    return [(isinstance(x, str), -np.inf if x is None else x) for x in values]
+
+
+def _over(values: list[float] | None, over: str) -> float | None:
+    if not values:
+        return None
+    q = [1.0 if over == "maximum" else 0.5]
+    return float(group_quantiles(np.array(values, float), np.zeros(len(values), int), q)[0, 0])
