@@ -92,7 +92,8 @@ def checked(result: Result) -> tuple[str, bool]:
 def _sweep(folder: Path, level: str, console: Console) -> int:
     asked = read_json(folder / "sweep.json") or {}
     console.print(f"sweep: {folder}", soft_wrap=True)
-    console.print("command:", " ".join(asked.get("command") or ()), soft_wrap=True)
+    for each in (asked, *asked.get("beside", ())):
+        console.print("command:", " ".join(each.get("command") or ()), soft_wrap=True)
     failed: list[dict[str, Any]] = []
     if is_collected(folder):
         console.print(f"jobs: {asked.get('jobs')} finished; published")
