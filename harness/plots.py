@@ -18,10 +18,12 @@ from matplotlib.axes import Axes
 import harness
 from harness.config import Config
 from harness.figures.canvas import GREY, STRIP, UNITS, Sheet, legend, note, plain, room, sheet, strips, style
-from harness.series import PANELS, Series, coincident, counts, drawable, drift_series, limits
+from harness.series import PANELS, TINY, Series, coincident, counts, drawable, drift_series, limits
 
 if TYPE_CHECKING:
     import pandas as pd
+
+EDGE = 1e100  # stands for infinity where a band has to be drawn
 
 
 def caption(series: Mapping[str, Sequence[Series]], meta: Mapping[str, Any]) -> str:
@@ -87,7 +89,9 @@ def panel(axis: Axes, group: Sequence[Series], names: Sequence[str], share: floa
     """Every series of one panel; names: all variants of the figure, each with a lane on the strips of height share."""
     for s in group:
         colour, dashes = style(s.variant)
-        lower, upper = drawable(s.low), drawable(s.high)
+        # a band that reaches zero or infinity ends at the edge of the panel, not beside it
+        lower = np.where(s.low < TINY, TINY, drawable(s.low))
+        upper = np.where(np.isfinite(s.high), np.maximum(s.high, TINY), EDGE)
         axis.fill_between(s.tokens, lower, upper, color=colour, alpha=0.13, linewidth=0)
         axis.plot(s.tokens, drawable(s.top), color=colour, linewidth=0.6, linestyle=":", alpha=0.8)
         axis.plot(s.tokens, s.line, color=colour, linewidth=1.7, linestyle=dashes)
@@ -112,10 +116,11 @@ def scales(axes: np.ndarray, series: Mapping[str, Sequence[Series]], share: floa
     low, high = limits(series)
     every = [s for group in series.values() for s in group]
     zeros, bad = any(s.floored.any() for s in every), any(s.bad.any() for s in every)
-    decades = np.log10(high / low)
+    # as high as a line of text, where a strip is
+    apart = 0.73 * share * np.log10(high / low)
     tokens = np.concatenate([s.tokens for s in every] or [np.array([1.0, 10.0])])
     first, last = max(tokens.min(), 1.0), max(tokens.max(), 10.0)
-    steps = (1, 2, 5) if last / first < 1e4 else (1,)
+    steps = (1, 2, 5) if last / first < 1e4 and axes.shape[1] < 3 else (1,)
     ticks = [m * 10.0**k for k in range(12) for m in steps if first / 1.05 <= m * 10.0**k <= last * 1.05]
     for (i, j), axis in np.ndenumerate(axes):
         axis.set_xscale("log")
@@ -130,7 +135,7 @@ def scales(axes: np.ndarray, series: Mapping[str, Sequence[Series]], share: floa
         for name, unit in UNITS.items():
             if low <= unit <= high:
                 axis.axhline(unit, color=GREY, linewidth=0.7, linestyle=(0, (2, 3)), zorder=1)
-                if not labels or unit > 10 ** (0.04 * decades) * labels[-1][1] or labels[-1][2] != "data":
+                if not labels or unit > 10**apart * labels[-1][1] or labels[-1][2] != "data":
                     labels.append((f"u({name})", unit, "data"))
         if j == axes.shape[1] - 1:
             for text, height, units in labels:

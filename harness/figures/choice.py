@@ -1,0 +1,67 @@
+"""Which rows of a table of several runs belong in which panel, and what must not differ inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import HarnessError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEED = "decode.seed"
+# constants that a reader of a figure has to know, in this order
+SETTINGS = (
+    *("model.name", "decode.family", "decode.gates", "decode.tokens", "decode.slots", "decode.window"),
+    *("acceptance.kind", "ring.length", "precision.name", "device"),
+)
+
+
+def values(frame: pd.DataFrame, key: str | None) -> list[Any]:
+    """The values of a config column: numbers by size, else in the order of its categories or of appearance.
+
+    [None] where key is None: one panel for all. Raises HarnessError for a key that is no column.
+    """
+    if key is None:
+        return [None]
+    if key not in frame.columns:
+        raise HarnessError(f"{key}: not a column of the table; config columns there: {', '.join(config(frame)) or '-'}")
+    column = frame[key]
+    if hasattr(column, "cat"):
+        return [x for x in column.cat.categories if (column == x).any()]
+    found = list(column.drop_duplicates())
+    return sorted(found) if column.dtype.kind in "iuf" else found
+
+
+def config(frame: pd.DataFrame) -> list[str]:
+    """Config columns, by their dotted keys."""
+    return [str(name) for name in frame.columns if "." in str(name)]
+
+
+def require_alike(part: pd.DataFrame, where: str, but: Sequence[str] = (SEED,)) -> None:
+    """Raises HarnessError if rows that are drawn as one differ in a config column other than those of `but`."""
+    for key in config(part):
+        if key in but:
+            continue
+        if len(found := list(dict.fromkeys(map(str, part[key])))) > 1:
+            told = ", ".join(found[:4])
+            raise HarnessError(f"{key}: {told} would be drawn as one in {where}; choose one, or make it an axis")
+
+
+def chosen(frame: pd.DataFrame, variants: Sequence[str] | None) -> list[str]:
+    """The variants to draw: those asked for, else all but the oracle. Raises HarnessError for one that is not there."""
+    from harness.records import ORACLE
+
+    there = [str(name) for name in frame["variant"].drop_duplicates() if name != ORACLE]
+    for name in variants or ():
+        if name not in there:
+            raise HarnessError(f"variants: {name!r} is not in the table; it has {', '.join(there)}")
+    return there if variants is None else list(variants)
+
+
+def constants(frame: pd.DataFrame) -> str:
+    """The sentence on what all runs of the table share, empty where it does not say."""
+    shared = frame.attrs.get("config", {})
+    told = [f"{key} {shared[key]}" for key in SETTINGS if shared.get(key) is not None]
+    return "Of all runs: " + ", ".join(told) + "." if told else ""
