@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.errors import HarnessError
-from harness.records import ORACLE, group_quantiles
+from harness.records import ORACLE, group_quantiles, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,8 @@ def accounts(frame: pd.DataFrame, error: str = "kept_median") -> list[Account]:
     for key in (*KEYS, "variant", error):
         if key not in frame.columns:
             raise HarnessError(f"{key}: not a column of the table; an error budget is made of a sweep over {KEYS[1]}")
-    frame = frame[frame["variant"] != ORACLE]
+    absent = [name for name in frame["variant"].unique() if name == ORACLE or not recorded(frame, str(name), error)]
+    frame = frame[~frame["variant"].isin(absent)]
     kept = [sites(x) for x in frame["precision.keep"]]
     frame = frame.assign(**{"precision.keep": kept})
     # the name says the rest of the group

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from harness.budget import Account, accounts
 from harness.figures.canvas import GREY, Sheet, marker, note, plain, room, sheet, strips, style
-from harness.figures.choice import constants
+from harness.figures.choice import constants, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ def error_budget(frame: pd.DataFrame, error: str = "kept_median") -> Sheet:
             weight[site] = max(weight.get(site, 0.0), math.inf if math.isnan(share) else share)
     order = sorted(weight, key=lambda site: -weight[site])
     down = -(-len(found) // ACROSS)
-    text = caption(found, error) + " " + constants(frame)
+    text = caption(found) + " " + without(frame, error) + constants(frame)
     lines = len(textwrap.wrap(text, 150))
     each = 0.155 * (len(order) + 1)
     height = 1.15 + down * (0.45 + each) + 0.16 * lines
@@ -126,7 +126,7 @@ def told(account: Account) -> str:
     return "whole 0, sum not" if account.residual == -math.inf else "not finite"
 
 
-def caption(found: Sequence[Account], error: str) -> str:
+def caption(found: Sequence[Account]) -> str:
     """What the marks are, how many parts are zero or not finite, and the sites that no run tried."""
     text = "A mark: the error where that site alone rounds as in the variant and all else is exact, median over seeds. "
     text += "Unexplained: 1 - Σ part² / whole², in the title of a panel. "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
+from harness.records import ORACLE, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,18 @@ def config(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame.columns if "." in str(name)]
 
 
+def telling(frame: pd.DataFrame) -> list[str]:
+    """Config columns in which rows differ, without those that the name of their group settles."""
+    differ = [key for key in config(frame) if frame[key].astype(str).nunique() > 1]
+
+    def settled(key: str) -> bool:
+        head = key.rpartition(".")[0] + ".name"
+        pairs = frame[[head, key]].astype(str).drop_duplicates() if head in differ and head != key else None
+        return pairs is not None and len(pairs) == pairs[head].nunique()
+
+    return [key for key in differ if not settled(key)]
+
+
 def require_alike(part: pd.DataFrame, where: str, but: Sequence[str] = (SEED,)) -> None:
     """Raises HarnessError if rows that are drawn as one differ in a config column other than those of `but`."""
     for key in config(part):
@@ -49,15 +62,26 @@ def require_alike(part: pd.DataFrame, where: str, but: Sequence[str] = (SEED,)) 
             raise HarnessError(f"{key}: {told} would be drawn as one in {where}; choose one, or make it an axis")
 
 
-def chosen(frame: pd.DataFrame, variants: Sequence[str] | None) -> list[str]:
-    """The variants to draw: those asked for, else all but the oracle. Raises HarnessError for one that is not there."""
-    from harness.records import ORACLE
+def chosen(frame: pd.DataFrame, variants: Sequence[str] | None, error: str) -> list[str]:
+    """The variants to draw: those asked for, else all that have `error`, the oracle left out.
 
-    there = [str(name) for name in frame["variant"].drop_duplicates() if name != ORACLE]
+    Raises HarnessError for a column or a variant that is not there.
+    """
+    if error not in frame.columns:
+        raise HarnessError(f"{error}: not a column of the table")
+    every = [str(name) for name in frame["variant"].drop_duplicates() if name != ORACLE]
+    there = [name for name in every if recorded(frame, name, error)]
     for name in variants or ():
         if name not in there:
-            raise HarnessError(f"variants: {name!r} is not in the table; it has {', '.join(there)}")
+            raise HarnessError(f"variants: {name!r} has no {error} in the table; have {', '.join(there)}")
     return there if variants is None else list(variants)
+
+
+def without(frame: pd.DataFrame, error: str) -> str:
+    """The sentence on the variants that have no such error, empty where all have it."""
+    lost = [str(name) for name in frame["variant"].drop_duplicates() if not recorded(frame, str(name), error)]
+    told = ", ".join(name for name in lost if name != ORACLE)
+    return f"Without {error}: {told}. " if told else ""
 
 
 def constants(frame: pd.DataFrame) -> str:

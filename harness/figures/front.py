@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from harness.errors import HarnessError
-from harness.figures.canvas import GREY, Sheet, legend, marker, note, plain, room, sheet, strips, style
-from harness.figures.choice import chosen, config, constants
+from harness.figures.canvas import GREY, Sheet, legend, marker, note, number, plain, room, sheet, strips, style
+from harness.figures.choice import chosen, constants, telling, without
 from harness.pareto import pareto
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ def pareto_figure(
     front [n]: the rows of `frame` joined by the line and numbered; None: those of harness.pareto. Points without cost
     lie on a strip at the right. Raises HarnessError for a column that is not there.
     """
-    for key in (x, y, "variant"):
-        if key not in frame.columns:
-            raise HarnessError(f"{key}: not a column of the table")
-    names = chosen(frame, None)
+    if x not in frame.columns:
+        raise HarnessError(f"{x}: not a column of the table")
+    names = chosen(frame, None, y)
+    told = without(frame, y)
     on = np.asarray(pareto(frame, x, y) if front is None else front, bool)
     inside = frame["variant"].isin(names).to_numpy()
     frame, on = frame[inside], on[inside]
     cost, error = (frame[key].astype(float).to_numpy() for key in (x, y))
     order = np.flatnonzero(on)[np.lexsort((error[on], cost[on]))]
-    text = caption(frame, x, y, order)
+    text = caption(frame, x, y, order) + " " + told
     lines = len(textwrap.wrap(text, 150))
     height = 6.6 + 0.16 * lines
     figure = sheet(10, height)
@@ -101,25 +101,21 @@ def _front(axis: Axes, x: np.ndarray, y: np.ndarray) -> None:
     """Steps from point to point: nothing known lies below them."""
     shown = (y > 0) & (x > 0)
     axis.plot(x[shown], y[shown], drawstyle="steps-post", color=GREY, linewidth=1, zorder=1)
-    for number, (cost, error) in enumerate(zip(x, y, strict=True), 1):
+    for i, (cost, error) in enumerate(zip(x, y, strict=True), 1):
         if cost > 0:
             at: Any = ("data", "data" if error > 0 else "axes fraction")
             where = (cost, error if error > 0 else SHARE / 2)
-            axis.annotate(
-                str(number), where, (6, 6), xycoords=at, textcoords="offset points", fontsize=8, weight="bold"
-            )
+            axis.annotate(str(i), where, (6, 6), xycoords=at, textcoords="offset points", fontsize=8, weight="bold")
 
 
 def caption(frame: pd.DataFrame, x: str, y: str, order: np.ndarray) -> str:
     """The front by its numbers, and how many points have no place on the axes."""
     lost, free, zeros, bad = _places(*(frame[key].astype(float).to_numpy() for key in (x, y)))
-    text = (
-        f"{len(frame):,} points, one per variant and run; {len(order)} on the front (line, numbered): no other point "
-    )
+    text = f"{len(frame):,} points; {len(order)} on the front (line, numbered): no other point "
     text += "has at most their cost and at most their error. "
     told = []
-    for number, (_, row) in enumerate(frame.iloc[order[:TOLD]].iterrows(), 1):
-        told.append(f"{number} {name(row, frame)}, {float(row[x]):,.0f} bytes, {float(row[y]):.1e}")
+    for i, (_, row) in enumerate(frame.iloc[order[:TOLD]].iterrows(), 1):
+        told.append(f"{i} {name(row, frame)}, {float(row[x]):,.0f} bytes, {number(row[y])}")
     text += "; ".join(told) + (f"; and {len(order) - TOLD} more. " if len(order) > TOLD else ". ")
     for what, mask in (("exact zeros", zeros), ("NaN or inf", bad), (f"no {x}", lost), (f"{x} 0", free)):
         if mask.any():
@@ -132,6 +128,5 @@ def caption(frame: pd.DataFrame, x: str, y: str, order: np.ndarray) -> str:
 
 def name(row: pd.Series, frame: pd.DataFrame) -> str:
     """A point by its variant and the config columns in which the points differ."""
-    varying = [key for key in config(frame) if frame[key].astype(str).nunique() > 1]
-    own = [f"{key} {row[key]}" for key in varying]
+    own = [f"{key} {row[key]}" for key in telling(frame)]
     return str(row["variant"]) + (f" ({', '.join(own)})" if own else "")

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.errors import HarnessError
 from harness.figures.canvas import Sheet, legend, note, sheet
-from harness.figures.choice import chosen, constants, require_alike, values
+from harness.figures.choice import chosen, constants, require_alike, values, without
 from harness.plots import panel, scales
 from harness.series import PANELS, Series, coincident, error_series, totals
 
@@ -31,9 +30,7 @@ def drift_grid(
     Seeds, slots and value heads are pooled. Raises HarnessError for a column or a variant that is not there, and where
     other config columns differ within a panel.
     """
-    if error not in frame.columns:
-        raise HarnessError(f"error: {error!r} is not a column of the table")
-    names = chosen(frame, variants)
+    names = chosen(frame, variants, error)
     down, across = values(frame, rows), values(frame, columns)
     found: dict[str, list[Series]] = {}
     for row in down:
@@ -98,4 +95,4 @@ def caption(frame: pd.DataFrame, found: Mapping[str, Sequence[Series]], error: s
         text += f"Not on a log axis, of the {of} in all panels: " + "; ".join(clauses) + ". "
     if hidden := coincident(found):
         text += "Lines that hide each other: " + "; ".join(hidden) + ". "
-    return text + constants(frame)
+    return text + without(frame, error) + constants(frame)
