@@ -7,7 +7,7 @@ empty. NaN is worse than infinity and infinity than any number; neither is ever 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ import numpy as np
 
 from harness import budget, safety
 from harness.figures.canvas import number
-from harness.figures.choice import chosen, values
+from harness.figures.choice import chosen, light, values
 from harness.figures.front import name
 from harness.pareto import pareto
+from harness.wording import Found, grid, named, percent, ratio, span, worst
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 # two orders of one sum were predicted to differ by less, so no smaller change counts (harness.experiments.drift)
 FACTOR = 2.0
 APART = 10.0  # a drift, not a level: levels of one design differed less over all inputs
-UNEXPLAINED = 0.1  # share of the square of the whole that a budget may leave open
+INPUT = "decode.family"
+UNEXPLAINED = 0.2  # share of the square of the whole that a budget may leave open
 BOUNDED = ("none", "sat", "exact", "t^-")  # laws, by the start of their text, that end at a level
 
 
@@ -43,50 +45,54 @@ class Answer:
 
 
 def drift(levels: pd.DataFrame, error: str = "kept", columns: str = "precision.name") -> Answer:
-    """Table: the largest error at the shortest and the longest ring, by variant and precision, over all else; then
-    which pairs a longer ring changes by more than FACTOR, and which have a law that grows to the end.
+    """Table: the largest error at the shortest and the longest ring, by variant and precision, over seeds and inputs;
+    then what a longer ring changes by more than FACTOR, and which runs have a law that grows to the end.
 
-    levels: table `levels` of a sweep over ring.length and `columns`.
+    levels: table `levels` of a sweep over ring.length and `columns`. An input on which a cell is not finite is named.
     """
-    lengths, across, names = (
-        values(levels, "ring.length"),
-        values(levels, columns),
-        chosen(levels, None, f"{error}_max"),
-    )
+    levels = light(levels)
+    if INPUT not in levels.columns:
+        levels = levels.assign(**{INPUT: ""})
+    lengths, across, streams = (values(levels, key) for key in ("ring.length", columns, INPUT))
+    names = chosen(levels, None, f"{error}_max")
     short, long = lengths[0], lengths[-1]
-    cells: dict[tuple[str, str], tuple[float, float]] = {}
+    keys = ["variant", columns, INPUT, "ring.length"]
+    largest = levels.groupby(keys, observed=True)[f"{error}_max"].agg(worst).to_dict()
+    body: list[list[str]] = []
+    better, worse, lost = Found(), Found(), Found()
     for variant in names:
+        row = [variant]
         for column in across:
-            mine = levels[(levels["variant"] == variant) & (levels[columns] == column)]
-            ends = [worst(mine.loc[mine["ring.length"] == L, f"{error}_max"]) for L in (short, long)]
-            cells[variant, str(column)] = (ends[0], ends[1])
-    body = [[v, *(" → ".join(map(number, cells[v, str(c)])) for c in across)] for v in names]
-    head = f"Largest error {error}_max over all seeds and inputs, ring.length {short} → {long}, by {columns}:"
-    better, worse, lost = [], [], []
-    for (variant, column), (first, last) in cells.items():
-        where = f"{variant}, {column}"
-        if not (math.isfinite(first) and math.isfinite(last)):
-            lost.append(where)
-        elif last * FACTOR < first:
-            better.append(f"{where} ({times(first, last)})")
-        elif first * FACTOR < last:
-            worse.append(f"{where} ({times(last, first)})")
+            ends = {s: [largest.get((variant, column, s, L), math.nan) for L in (short, long)] for s in streams}
+            finite = {stream: x for stream, x in ends.items() if np.isfinite(x).all()}
+            lost.add(variant, column, {s: math.nan for s in streams if s not in finite})
+            better.add(variant, column, {s: ratio(x, y) for s, (x, y) in finite.items() if y * FACTOR < x})
+            worse.add(variant, column, {s: ratio(y, x) for s, (x, y) in finite.items() if x * FACTOR < y})
+            cell = " → ".join(number(worst(x[i] for x in finite.values())) for i in (0, 1)) if finite else "not finite"
+            row.append(cell + (" *" if 0 < len(finite) < len(streams) else ""))
+        body.append(row)
+    head = f"Largest error {error}_max over all seeds and inputs, ring.length {short} → {long}, by {columns}"
+    head += " (*: not finite on some input, and the largest of the others):" if lost.told() != "none" else ":"
     told = [
-        f"A longer ring lowers it by more than a factor {FACTOR:g} in {listed(better)}, and raises it by more in "
-        f"{listed(worse)}; of {len(cells)} pairs, {len(cells) - len(better) - len(worse) - len(lost)} move less."
+        f"A longer ring lowers it by more than a factor {FACTOR:g}: {better.told('up to {} times')}.",
+        f"It raises it by more: {worse.told('up to {} times')}.",
+        f"The law of the error has no level: {_growing(levels, names, error, columns).told('up to {} runs')}.",
+        f"Not finite: {lost.told()}.",
     ]
-    if lost:
-        told.append(f"Not finite: {listed(lost)}.")
-    law = levels[levels["variant"].isin(names)][["variant", columns, f"{error}_law"]].dropna().astype(str)
-    growing = law[~law[f"{error}_law"].str.startswith(BOUNDED)]
-    pairs = (growing["variant"] + ", " + growing[columns]).value_counts(sort=False)
-    grows = [f"{pair} ({n} of {_size(law, pair, columns)} runs)" for pair, n in pairs.items()]
-    told.append(f"The law of the error has no level in {listed(grows)}.")
     return Answer(head + "\n\n" + grid(["variant", *map(str, across)], body) + "\n\n" + " ".join(told))
 
 
-def _size(law: pd.DataFrame, pair: object, columns: str) -> int:
-    return int(((law["variant"] + ", " + law[columns]) == pair).sum())
+def _growing(levels: pd.DataFrame, names: Sequence[str], error: str, columns: str) -> Found:
+    """Variant with precision where the law does not end at a level; how many runs of an input."""
+    found = Found()
+    for (variant, column), part in levels.groupby(["variant", columns], sort=False, observed=True):
+        law = part[f"{error}_law"].dropna().astype(str)
+        grows = part.loc[law.index[~law.str.startswith(BOUNDED)]]
+        if str(variant) in names:
+            found.add(
+                str(variant), column, {s: float(n) for s, n in grows[INPUT].value_counts(sort=False).items() if n}
+            )
+    return found
 
 
 def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) -> Answer:
@@ -107,10 +113,13 @@ def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) 
     ]
     formats = len(set(points["format"]))
     head = f"Longest safe window of {longest}, least and most over {formats} formats; safe: error at most {safe:g} n u:"
+    collapse = {m: f["fp32/ieee"]["median"] for m, f in found["collapse"].items() if "fp32/ieee" in f}
+    decides = [f"{m} {number(x)}" for m, x in collapse.items()]
     told = [
-        f"Safe up to {longest} in every format and for any beta: {listed(throughout)}.",
-        f"Not so, with the longest window that is safe in all formats: {listed(beyond)}.",
-        f"Predictions that hold: {listed(holds)}; that fail: {listed(fails)}.",
+        f"Safe up to {longest} in every format and for any beta: {named(throughout)}.",
+        f"Not so, with the longest window that is safe in all formats: {named(beyond)}.",
+        f"Error over u max|A|^p where that power is 1,000 or more, median in fp32/ieee: {named(decides)}.",
+        f"Predictions that hold: {'; '.join(holds) or 'none'}. That fail: {'; '.join(fails) or 'none'}.",
     ]
     return Answer(f"{head}\n\n{grid(['inverse', 'beta up to 1', 'any beta'], body)}\n\n{' '.join(told)}")
 
@@ -128,13 +137,14 @@ def error_budget(frame: pd.DataFrame, error: str = "kept_median") -> Answer:
     titles = ["variant", "whole", "√Σ site²", "unexplained", "largest sites, share of Σ site²"]
     return Answer(
         f"{error}, a site alone against all sites:\n\n{grid(titles, body)}\n\n"
-        f"The squares of single sites add up to that of the whole within {UNEXPLAINED:.0%} in {listed(explained)}, and "
-        f"miss it by more in {listed(open_)}. One site makes more than half of the sum in {listed(single)}."
+        f"The squares of single sites add up to that of the whole within {UNEXPLAINED:.0%} in {named(explained)}, and "
+        f"miss it by more in {named(open_)}. One site makes more than half of the sum in {named(single)}."
     )
 
 
 def front(frame: pd.DataFrame, x: str = "bytes_token", y: str = "kept_max") -> Answer:
     """The front as a table, its two ends, and the variants that are never on it."""
+    frame = light(frame)
     names = chosen(frame, None, y)
     frame = frame[frame["variant"].isin(names)]
     best = frame[np.asarray(pareto(frame, x, y))].sort_values([x, y])
@@ -149,7 +159,7 @@ def front(frame: pd.DataFrame, x: str = "bytes_token", y: str = "kept_max") -> A
     return Answer(
         f"{len(best)} of {len(frame)} points are on the front:\n\n{table}\n\n"
         f"From its cheap end to its exact end the error falls from {number(gain[0])} ({first['variant']}) to "
-        f"{number(gain[1])} ({last['variant']}) for {cost:.3g} times the bytes. Never on it: {listed(never)}. "
+        f"{number(gain[1])} ({last['variant']}) for {cost:.3g} times the bytes. Never on it: {named(never)}. "
         f"Errors that are not finite: {bad}."
     )
 
@@ -178,10 +188,10 @@ def gates(table: pd.DataFrame, by: str, error: str = "kept_fro") -> Answer:
     alike = table[table["memory"] <= known]
     for other in groups[1:]:
         told.append(f"The largest error is more than {APART:g} times that of {groups[0]} with {other} in")
-        told.append(f"{listed(_apart(table, by, error, groups[0], other))}; of its")
+        told.append(f"{named(_apart(table, by, error, groups[0], other))}; of its")
         count = len(alike[alike[by] == other].drop_duplicates(["slot", "head"]))
         told.append(f"{count} heads that remember no longer than any of {groups[0]}, in")
-        told.append(f"{listed(_apart(alike, by, error, groups[0], other))}.")
+        told.append(f"{named(_apart(alike, by, error, groups[0], other))}.")
     titles = ["variant", *map(str, groups)]
     head = f"{error} at the end, of the head with the shortest → longest memory, and the largest of all heads:"
     return Answer(f"{head}\n\n{grid(titles, body)}\n\n" + " ".join(told))
@@ -195,32 +205,3 @@ def _apart(table: pd.DataFrame, by: str, error: str, group: object, other: objec
         if (mine[by] == other).any() and not theirs <= APART * ours:
             found.append(f"{variant} ({number(ours)}, {number(theirs)})")
     return found
-
-
-def worst(x: Iterable[float]) -> float:
-    """The largest, NaN if any is; NaN of nothing."""
-    found = np.asarray(list(x), float)
-    return float(np.max(found)) if found.size else math.nan
-
-
-def percent(x: float, sign: str = "+") -> str:
-    return f"{x:{sign}.0%}" if math.isfinite(x) else "not finite"
-
-
-def times(large: float, small: float) -> str:
-    return "to exactly 0" if small == 0 else f"{large / small:.2g} times"
-
-
-def span(x: Iterable[int]) -> str:
-    found = sorted(set(x))
-    return "-" if not found else str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
-
-
-def listed(names: Sequence[str] | Mapping[str, object]) -> str:
-    return ", ".join(names) or "none"
-
-
-def grid(titles: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, the first column to the left."""
-    rules = ["---", *["---:"] * (len(titles) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, rules, *body))

@@ -65,6 +65,8 @@ def accounts(frame: pd.DataFrame, error: str = "kept_median") -> list[Account]:
             raise HarnessError(f"{key}: not a column of the table; an error budget is made of a sweep over {KEYS[1]}")
     absent = [name for name in frame["variant"].unique() if name == ORACLE or not recorded(frame, str(name), error)]
     frame = frame[~frame["variant"].isin(absent)]
+    # slices copy attrs, which are long where runs are many
+    frame.attrs = {}
     kept = [sites(x) for x in frame["precision.keep"]]
     frame = frame.assign(**{"precision.keep": kept})
     # the name says the rest of the group

@@ -87,6 +87,8 @@ def drift_figure(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Sheet:
 
 def panel(axis: Axes, group: Sequence[Series], names: Sequence[str], share: float = STRIP) -> None:
     """Every series of one panel; names: all variants of the figure, each with a lane on the strips of height share."""
+    # the scales are set once, for all panels
+    axis.set_autoscale_on(False)
     for s in group:
         colour, dashes = style(s.variant)
         # a band that reaches zero or infinity ends at the edge of the panel, not beside it
@@ -117,7 +119,7 @@ def scales(axes: np.ndarray, series: Mapping[str, Sequence[Series]], share: floa
     every = [s for group in series.values() for s in group]
     zeros, bad = any(s.floored.any() for s in every), any(s.bad.any() for s in every)
     # as high as a line of text, where a strip is
-    apart = 0.73 * share * np.log10(high / low)
+    apart = 0.85 * share * np.log10(high / low)
     tokens = np.concatenate([s.tokens for s in every] or [np.array([1.0, 10.0])])
     first, last = max(tokens.min(), 1.0), max(tokens.max(), 10.0)
     steps = (1, 2, 5) if last / first < 1e4 and axes.shape[1] < 3 else (1,)

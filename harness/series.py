@@ -177,21 +177,27 @@ def error_series(frame: pd.DataFrame, error: str, bins: int = BINS) -> list[Seri
 def _of_quantiles(name: str, part: pd.DataFrame, error: str) -> Series:
     """A bin of tokens is a value here: zero if any row of it is, NaN or inf if the largest is."""
     # 0.05 in float32 is another number
-    part = part.assign(quantile=part["quantile"].astype(float).round(2))
-    if part.duplicated(["tokens", "quantile"]).any():
-        raise HarnessError(f"variant {name}: quantiles of several runs in one panel; they cannot be pooled, rows can")
-    wide = part.pivot(index="tokens", columns="quantile", values=error).sort_index()
-    least, low, median, high, top = (wide[q].to_numpy(float) for q in (0.0, 0.05, 0.5, 0.95, 1.0))
+    share, found = part["quantile"].to_numpy(float).round(2), part[error].to_numpy(float)
+    tokens, group = np.unique(part["tokens"].to_numpy(), return_inverse=True)
+    wide = {q: np.full(len(tokens), np.nan) for q in (0.0, 0.05, 0.5, 0.95, 1.0)}
+    for q, column in wide.items():
+        inside = share == q
+        if np.bincount(group[inside], minlength=1).max() > 1:
+            raise HarnessError(
+                f"variant {name}: quantiles of several runs in one panel; they cannot be pooled, rows can"
+            )
+        column[group[inside]] = found[inside]
+    least, low, median, high, top = wide.values()
     bad = ~np.isfinite(top)
     return Series(
         name,
-        wide.index.to_numpy(float),
+        tokens.astype(float),
         median,
         low,
         high,
         top,
         bad.astype(int),
-        values=len(wide),
+        values=len(tokens),
         zeros=int((least == 0).sum()),
         tiny=int(((least > 0) & (least < TINY)).sum()),
         nans=int(np.isnan(top).sum()),

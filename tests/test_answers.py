@@ -23,37 +23,61 @@ def drifting(short: float, long: float, law: str = "sat. τ=9") -> pd.DataFrame:
     rows = []
     for length, error in ((64, long), (16, short)):
         for variant, own, text in (("exact_fold", 1e-6, "none"), ("chunked_bf16", error, law)):
-            run = {"ring.length": length, "precision.name": "own", "variant": variant, "kept_law": text}
+            run = {
+                "ring.length": length,
+                "decode.family": "loop24",
+                "precision.name": "own",
+                "variant": variant,
+                "kept_law": text,
+            }
             rows += [run | {"decode.seed": seed, "kept_max": own / (1 + seed)} for seed in (0, 1)]
     return pd.DataFrame(rows)
 
 
+BF16 = "on loop24, chunked_bf16 with own"
+
+
 @pytest.mark.parametrize(
-    ("short", "long", "lowers", "raises", "less", "lost"),
+    ("short", "long", "lowers", "raises", "lost"),
     [
-        (0.5, 0.05, "chunked_bf16, own (10 times)", "none", 1, None),
-        (0.05, 0.5, "none", "chunked_bf16, own (10 times)", 1, None),
-        (0.5, 0.4, "none", "none", 2, None),
-        (0.5, 0.0, "chunked_bf16, own (to exactly 0)", "none", 1, None),
-        (0.5, np.nan, "none", "none", 1, "chunked_bf16, own"),
-        (np.inf, 0.5, "none", "none", 1, "chunked_bf16, own"),
+        (0.5, 0.05, f"{BF16} (up to 10 times)", "none", "none"),
+        (0.05, 0.5, "none", f"{BF16} (up to 10 times)", "none"),
+        (0.5, 0.4, "none", "none", "none"),
+        (0.5, 0.0, f"{BF16} (up to inf times)", "none", "none"),
+        (0.5, np.nan, "none", "none", BF16),
+        (np.inf, 0.5, "none", "none", BF16),
     ],
 )
-def test_a_longer_ring_does_what_the_levels_say(short, long, lowers, raises, less, lost):
+def test_a_longer_ring_does_what_the_levels_say(short, long, lowers, raises, lost):
     """Faults: a typed outcome, rings compared in the order of the file, a failure counted as no change."""
     answer = answers.drift(drifting(short, long))
-    said = (
-        f"A longer ring lowers it by more than a factor 2 in {lowers}, and raises it by more in {raises}; of 2 pairs, "
-    )
-    assert f"{said}{less} move less." in answer.text
-    assert ("Not finite" in answer.text) == bool(lost) and (not lost or f"Not finite: {lost}." in answer.text)
+    assert sentence(answer, "A longer").partition(": ")[2] == lowers
+    assert sentence(answer, "It raises").partition(": ")[2] == raises
+    assert sentence(answer, "Not finite").partition(": ")[2] == lost
+
+
+def test_an_input_that_fails_hides_no_other():
+    """Faults: one input whose error is NaN makes every cell NaN, or is dropped without a word."""
+    both = pd.concat([drifting(0.5, 0.05), drifting(np.nan, np.nan).assign(**{"decode.family": "resets"})])
+    answer = answers.drift(both)
+    assert "| chunked_bf16 | 0.5 → 0.05 * |" in answer.text and "*: not finite on some input" in answer.text
+    assert sentence(answer, "Not finite") == "Not finite: on resets, chunked_bf16 with own"
+    assert "| chunked_bf16 | not finite |" in answers.drift(drifting(np.nan, np.nan)).text
 
 
 def test_a_law_without_a_level_is_named():
     """Faults: a growing design left out, one that has saturated or falls accused, runs miscounted."""
-    for law, found in (("√t", "chunked_bf16, own (4 of 4 runs)"), ("sat. τ=2k", "none"), ("t^-0.50", "none")):
-        answer = answers.drift(drifting(1, 1, law))
-        assert sentence(answer, "The law") == f"The law of the error has no level in {found}"
+    grows = f"{BF16} (up to 4 runs)"
+    for law, found in (("√t", grows), ("diverged @9", grows), ("sat. τ=2k", "none"), ("t^-0", "none")):
+        assert sentence(answers.drift(drifting(1, 1, law)), "The law").partition(": ")[2] == found
+
+
+def test_like_findings_are_told_together():
+    """Fault: sixty pairs that behave alike make a sentence of sixty names, or one of them is lost in it."""
+    one, other = drifting(0.5, 0.05), drifting(0.5, 0.05).assign(**{"precision.name": "bf16"})
+    third = other.replace({"variant": {"chunked_bf16": "mine"}})
+    said = sentence(answers.drift(pd.concat([one, other, third])), "A longer").partition(": ")[2]
+    assert said == "on loop24, chunked_bf16 with own/bf16, mine with bf16 (up to 10 times)"
 
 
 def inverses(errors: dict[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -94,7 +118,7 @@ def test_an_unsafe_inverse_is_no_safe_one():
 def test_a_budget_that_does_not_add_up_is_named(parts, whole, explained, missed, single):
     """Faults: a residual of the wrong sign passed, a NaN that explains all, the largest site typed."""
     answer = answers.error_budget(tables.budget_levels({"a": parts}, {"a": whole}))
-    assert f"within 10% in {explained}, and miss it by more in {missed}. " in answer.text
+    assert f"within 20% in {explained}, and miss it by more in {missed}. " in answer.text
     assert answer.text.endswith(f"in {single}.")
 
 

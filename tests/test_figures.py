@@ -33,7 +33,7 @@ def test_panels_stand_in_order_and_hold_their_own_rows():
     """Faults: rings in the order of the file, a precision's panel under another's title, panels swapped."""
     figure = drift_grid(tables.quantiles())
     axes = np.array(figure.axes).reshape(2, 3)
-    assert [a.get_ylabel() for a in axes[:, 0]] == ["ring.length 16", "ring.length 32"]
+    assert [a.get_ylabel() for a in axes[:, 0]] == ["ring.length\n16", "ring.length\n32"]
     titles = [a.get_title(loc="left") for a in axes[0]]
     assert titles == ["precision.name own", "precision.name bf16", "precision.name exact"]
     black = [l for l in axes[0, 0].get_lines() if l.get_color() == STYLES["exact_recurrent"][0]]

@@ -34,7 +34,6 @@ OTHERS = ("#E69F00", "#882255", "#332288", "#999933", "#661100", "#44AA99", "#AA
 DASHES = ("-", (0, (5, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = dict(zip(STYLES, "os^vDP", strict=True))
 STRIP = 0.055  # height of the strips for zeros and non-finite values, as a share of a panel
-COLOURS = 128  # of a figure in a notebook
 GREY = "#666666"
 PALE = "#f0f0f0"
 
@@ -45,12 +44,21 @@ class Sheet(Figure):
     def _repr_png_(self) -> bytes:
         drawn, small = io.BytesIO(), io.BytesIO()
         self.savefig(drawn, format="png")
-        # no figure has many colours, and a notebook holds its figures: a palette takes a third of the bytes. The
-        # default palette gives up the colours of thin lines
-        palette = Image.Quantize.FASTOCTREE
-        image = Image.open(drawn).convert("RGB").quantize(COLOURS, method=palette, dither=Image.Dither.NONE)
+        # no figure has many colours, and a notebook holds its figures: a palette takes a third of the bytes
+        image = Image.open(drawn).convert("RGB")
+        image = image.quantize(palette=_palette(image), dither=Image.Dither.NONE)
         image.save(small, format="png", optimize=True)
         return small.getvalue()
+
+
+def _palette(image: Image.Image) -> Image.Image:
+    """The colours of variants, which a palette by area gives up where a line is thin, and the image's commonest."""
+    colours = ["#FFFFFF", *(colour for colour, _ in STYLES.values())]
+    own = [int(colour[i : i + 2], 16) for colour in colours for i in (1, 3, 5)]
+    common = image.quantize(256 - len(colours), dither=Image.Dither.NONE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(common + own)
+    return palette
 
 
 def sheet(width: float, height: float, dpi: int = 120) -> Sheet:

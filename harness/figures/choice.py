@@ -19,6 +19,13 @@ SETTINGS = (
 )
 
 
+def light(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame without what it knows of single runs: every slice copies attrs, long ones where runs are many."""
+    bare = frame.copy(deep=False)
+    bare.attrs = {key: frame.attrs[key] for key in ("missing", "config") if key in frame.attrs}
+    return bare
+
+
 def values(frame: pd.DataFrame, key: str | None) -> list[Any]:
     """The values of a config column: numbers by size, else in the order of its categories or of appearance.
 
@@ -41,13 +48,13 @@ def config(frame: pd.DataFrame) -> list[str]:
 
 
 def telling(frame: pd.DataFrame) -> list[str]:
-    """Config columns in which rows differ, without those that the name of their group settles."""
+    """Config columns in which rows differ, without those that the name or family of their group settles."""
     differ = [key for key in config(frame) if frame[key].astype(str).nunique() > 1]
 
     def settled(key: str) -> bool:
-        head = key.rpartition(".")[0] + ".name"
-        pairs = frame[[head, key]].astype(str).drop_duplicates() if head in differ and head != key else None
-        return pairs is not None and len(pairs) == pairs[head].nunique()
+        group = key.rpartition(".")[0]
+        heads = [head for head in (f"{group}.name", f"{group}.family") if head in differ and head != key]
+        return any(len(frame[[h, key]].astype(str).drop_duplicates()) == frame[h].astype(str).nunique() for h in heads)
 
     return [key for key in differ if not settled(key)]
 

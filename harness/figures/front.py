@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from harness.errors import HarnessError
 from harness.figures.canvas import GREY, Sheet, legend, marker, note, number, plain, room, sheet, strips, style
-from harness.figures.choice import chosen, constants, telling, without
+from harness.figures.choice import chosen, constants, light, telling, without
 from harness.pareto import pareto
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def pareto_figure(
     """
     if x not in frame.columns:
         raise HarnessError(f"{x}: not a column of the table")
+    frame = light(frame)
     names = chosen(frame, None, y)
     told = without(frame, y)
     on = np.asarray(pareto(frame, x, y) if front is None else front, bool)

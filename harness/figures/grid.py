@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.figures.canvas import Sheet, legend, note, sheet
-from harness.figures.choice import chosen, constants, require_alike, values, without
+from harness.figures.choice import chosen, constants, light, require_alike, values, without
 from harness.plots import panel, scales
 from harness.series import PANELS, Series, coincident, error_series, totals
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHARE = 0.1  # of a panel for a strip: lanes of several variants in a panel of an inch or two
+STRIP = 0.15  # inches of a strip, whose lanes must be told apart in a panel of any height
 
 
 def drift_grid(
@@ -30,6 +30,7 @@ def drift_grid(
     Seeds, slots and value heads are pooled. Raises HarnessError for a column or a variant that is not there, and where
     other config columns differ within a panel.
     """
+    frame = light(frame)
     names = chosen(frame, variants, error)
     down, across = values(frame, rows), values(frame, columns)
     found: dict[str, list[Series]] = {}
@@ -39,7 +40,6 @@ def drift_grid(
             part = frame
             for key, value in ((rows, row), (columns, column)):
                 part = part if key is None else part[part[key] == value]
-            part.attrs = frame.attrs
             require_alike(part, f"panel {where}")
             series = {s.variant: s for s in error_series(part, error)}
             found[where] = [series[name] for name in names if name in series]
@@ -57,18 +57,18 @@ def _draw(
     (down, across), (row_key, column_key) = sides, keys
     text = caption(frame, found, error)
     lines = len(textwrap.wrap(text, 150))
-    tall = max(1.75, 4.2 / len(down))
+    tall = min(max(7 / len(down), 1.2), 4.2)
     height = 1.35 + tall * len(down) + 0.16 * lines
     figure = sheet(10, height)
     axes = figure.subplots(len(down), len(across), sharex=True, sharey=True, squeeze=False)
     for axis, series in zip(axes.ravel().tolist(), found.values(), strict=True):
-        panel(axis, series, names, SHARE)
-    scales(axes, found, SHARE)
+        panel(axis, series, names, STRIP / tall)
+    scales(axes, found, STRIP / tall)
     for axis, value in zip(axes[0], across, strict=True):
         if column_key is not None:
             axis.set_title(f"{column_key} {value}", fontsize=9, loc="left", pad=4)
     for axis, value in zip(axes[:, 0], down, strict=True):
-        axis.set_ylabel("relative error" if row_key is None else f"{row_key} {value}", fontsize=9)
+        axis.set_ylabel("relative error" if row_key is None else f"{row_key}\n{value}", fontsize=9)
     title = f"Drift per flush: {title_of(error)}"
     figure.text(0.075, 1 - 0.12 / height, title, fontsize=12, va="top", weight="bold")
     top = legend(figure, names, top=1 - 0.34 / height)
