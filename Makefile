@@ -10,7 +10,7 @@ COMPILE := $(PY) -c 'import harness.compiled.lockstep, harness.compiled.inspect'
 INPUTS := pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help drift bench test test-slow gate mutants lint format clean
+.PHONY: help drift bench test test-slow gate mutants notebooks lint format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ gate: $(VENV)/.dev ## hold errors, slopes and tails of every variant against res
 
 mutants: $(VENV)/.dev ## plant every listed defect, one at a time: which test catches it
 	$(PY) tests/mutants/run.py --report results/mutants.md
+
+notebooks: $(VENV)/.dev ## execute every notebook in place, from the published runs
+	$(PY) notebooks/run.py
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .

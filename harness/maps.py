@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from harness.plots import GREY
+from harness.figures.canvas import GREY, Sheet, note, sheet
 from harness.safety import POWERS, joined
 
 LOWEST, HIGHEST = -8.0, 2.0  # log10 of the errors that colours tell apart
@@ -28,15 +24,14 @@ MARKS = {
 }
 
 
-def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
+def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Sheet:
     """Methods down, windows of every format across; colour: log10 of the worst error of T over the inputs."""
     table = joined(inputs, rows)
     table = table[table["in_domain"]]
     panels = {"beta up to 1": table[~table["above_one"]], "beta above 1": table[table["above_one"]]}
     panels = {title: points for title, points in panels.items() if len(points)}
     methods, formats = list(rows["method"].unique()), list(rows["format"].unique())
-    figure = Figure(figsize=(12.5, 1.6 + 3.3 * max(1, len(panels))), dpi=110)
-    FigureCanvasAgg(figure)
+    figure = sheet(12.5, 1.6 + 3.3 * max(1, len(panels)), dpi=110)
     axes = figure.subplots(max(1, len(panels)), 1, squeeze=False).ravel().tolist()
     image = None
     for axis, (title, points) in zip(axes, panels.items(), strict=False):
@@ -52,7 +47,7 @@ def error_map(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
         "rhs_solve, which forms no T, the error of D. Hatched: some window is not finite; grey: exact. White lines "
         f"part formats, stored/product; columns are windows. {len(table):,} points, {table['input'].nunique()} inputs."
     )
-    figure.text(0.1, 0.06, "\n".join(textwrap.wrap(text, 155)), fontsize=8, va="top", linespacing=1.35)
+    note(figure, 0.1, 0.06, text, 155)
     return figure
 
 
@@ -88,12 +83,11 @@ def _map(axis: Axes, points: pd.DataFrame, methods: list[str], formats: list[str
     return image
 
 
-def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
+def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Sheet:
     """Error in units of u against max|A|^p: series collapse on a line, substitution stays flat."""
     table = joined(inputs, rows)
     table = table[table["in_domain"] & table["method"].isin(list(MARKS))]
-    figure = Figure(figsize=(10, 5.6), dpi=120)
-    FigureCanvasAgg(figure)
+    figure = sheet(10, 5.6)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     shown = table[(table["nonfinite"] == 0) & (table["error_T"] > 0)]
     for axis, title, chosen in (
@@ -128,6 +122,6 @@ def power_figure(inputs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
         f"truncated. Crosses on top: {int((table['nonfinite'] > 0).sum()):,} of {len(table):,} points with windows not "
         "finite. Powers below 0.05 at 0.05."
     )
-    figure.text(0.075, 0.095, "\n".join(textwrap.wrap(text, 150)), fontsize=8, va="top", linespacing=1.35)
+    note(figure, 0.075, 0.095, text, 150)
     figure.subplots_adjust(left=0.075, right=0.98, top=0.88, bottom=0.2, wspace=0.05)
     return figure

@@ -19,7 +19,7 @@ from harness.config import Config
 from harness.cost import of_manifest, us_token
 from harness.errors import HarnessError
 from harness.objective_config import BUDGETS, ObjectiveConfig
-from harness.provenance import read_json
+from harness.provenance import plain, read_json
 
 OVER, WORST = 2.0, 64.0  # what is within its budgets lies below OVER, what is finite below WORST
 
@@ -28,8 +28,8 @@ def of(directory: str | Path, config: Config) -> dict[str, Any]:
     """The objective of the finished run in `directory`, as `config.objective` asks for it.
 
     {value, error, variant, metric, cost {bytes_held, bytes_token, us_token where a bandwidth is given}, over {budget:
-    log2(cost/budget) of those exceeded}, feasible, note}. error is nan or inf where the run's is; note is one line
-    where the value is not the error, else None.
+    log2(cost/budget) of those exceeded}, feasible, note}, as JSON takes it: an error that is not finite is the text
+    nan or inf. note is one line where the value is not the error, else None.
 
     Raises HarnessError for a run without a summary of variants, or one without the variant or the error.
     """
@@ -46,7 +46,7 @@ def of(directory: str | Path, config: Config) -> dict[str, Any]:
     if wanted.bandwidth is not None:
         cost["us_token"] = us_token(cost["bytes_token"], wanted.bandwidth)
     over = excess(cost, wanted)
-    return {
+    found = {
         "value": value(error, over),
         "error": error,
         "variant": name,
@@ -56,6 +56,7 @@ def of(directory: str | Path, config: Config) -> dict[str, Any]:
         "feasible": not over and math.isfinite(error),
         "note": _note(error, over),
     }
+    return dict(plain(found))
 
 
 def value(error: float, over: dict[str, float]) -> float:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from harness.config import Config
+from harness.figures.canvas import GREY, Sheet, note, plain, sheet, style
 from harness.operator_summary import SHOWN, first_gate, remembering, short
-from harness.plots import GREY, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,20 +31,16 @@ DASHES = {"fp32/ieee": "-", "fp32/tf32": (0, (5, 2)), "bf16/bf16": (0, (1.5, 1.5
 TOP = 1e8
 
 
-def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> Figure:
+def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: pd.DataFrame) -> Sheet:
     """The three panels; folds have a table and no panel."""
-    drawn = Figure(figsize=(13, 5.6), dpi=110)
-    FigureCanvasAgg(drawn)
+    drawn = sheet(13, 5.6, dpi=110)
     left, middle, right = drawn.subplots(1, 3)
     cosine = min(config.operator.cosines, key=lambda x: abs(x - SHOWN))
     _operators(left, first_gate(config, closed), cosine)
     _growth(middle, closed)
     _gains(right, injected)
     for axis in (left, middle, right):
-        axis.grid(True, which="major", color="#e6e6e6", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
+        plain(axis)
     gate = config.operator.gates[0]
     text = (
         f"Left: beta/g {gate}, key cosine {cosine:g}, median over windows and draws of keys; thick lines radius, thin "
@@ -58,7 +51,7 @@ def figure(config: Config, closed: pd.DataFrame, injected: pd.DataFrame, folds: 
         "thin, what is left relative to the state, median over all heads. Lines of designs that round alike hide each "
         "other."
     )
-    drawn.text(0.05, 0.13, "\n".join(textwrap.wrap(text, 195)), fontsize=8, va="top", linespacing=1.35)
+    note(drawn, 0.05, 0.13, text, 195)
     drawn.subplots_adjust(left=0.05, right=0.985, top=0.93, bottom=0.235, wspace=0.22)
     return drawn
 

@@ -1,7 +1,7 @@
 """Copy a finished run, or a finished sweep, to results/NAME, small and anonymous.
 
   python -m harness.publish RUN_DIR NAME [--heads 0,1,...] [--slots 0,...]
-  python -m harness.publish SWEEP_DIR NAME
+  python -m harness.publish SWEEP_DIR [SWEEP_DIR ...] NAME
 
   flushes.parquet    the rows of the named heads and slots, every column; harness.records.read_rows reads the folder
   quantiles.parquet  of all other rows: the quantiles Q of every metric over slots and heads, a row per
@@ -34,7 +34,7 @@ from harness import copied
 from harness.commands import Parser, status
 from harness.copied import anonymous
 from harness.errors import HarnessError
-from harness.provenance import damaged, read_json, source_digest, write_json
+from harness.provenance import checksums, damaged, read_json, source_digest, write_json
 from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
 
 RESULTS = Path("results")
@@ -47,10 +47,17 @@ KINDS = [("variant", TEXT), ("flush", pa.int32()), ("tokens", pa.int64()), ("row
 QUANTILES = pa.schema([*KINDS, ("quantile", pa.float32()), *((name, pa.float32()) for name in METRICS)])
 
 
-def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Sequence[int] | None = None) -> Path:
+def publish(
+    run: Path,
+    name: str,
+    heads: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
+    beside: Sequence[Path] = (),
+) -> Path:
     """Copy the finished run or sweep to results/name and return that. Raises HarnessError, leaving nothing behind.
 
     heads, slots: those kept in full; None: the first eight heads of the model, in every slot.
+    beside: more sweeps, whose runs join the tables of the first.
     """
     if not re.fullmatch(r"\w[\w.-]*", name) or name in ("runs", "sweeps"):
         raise HarnessError(f"NAME: {name!r} cannot name a folder of {RESULTS}")
@@ -58,13 +65,15 @@ def publish(run: Path, name: str, heads: Sequence[int] | None = None, slots: Seq
     if target.exists():
         raise HarnessError(f"{target}: exists; nothing is overwritten")
     work = RESULTS / f".{name}.{os.getpid()}.partial"
-    if (run / "sweep.json").exists():
+    if beside or (run / "sweep.json").exists():
+        if lost := [str(p) for p in (run, *beside) if not (p / "sweep.json").exists()]:
+            raise HarnessError(f"{lost[0]}: no sweep; only sweeps are published together")
         if heads is not None or slots is not None:
             raise HarnessError(f"--heads, --slots: {run} is a sweep, whose heads and slots are pooled")
         # it takes the quantiles of this module
         from harness import published_sweep
 
-        return _moved(run, work, target, lambda: published_sweep.write(run, work))
+        return _moved(run, work, target, lambda: published_sweep.write([run, *beside], work))
     manifest = finished(run)
     if not (run / "flushes.parquet").exists():
         if heads is not None or slots is not None:
@@ -82,6 +91,8 @@ def _moved(run: Path, work: Path, target: Path, write: Callable[[], None]) -> Pa
     try:
         work.mkdir(parents=True)
         write()
+        manifest = read_json(work / "manifest.json") or {}
+        write_json(work / "manifest.json", manifest | {"files": checksums(work)})
         if (size := sum(p.stat().st_size for p in work.iterdir())) > LIMIT:
             raise HarnessError(f"{run}: {size:,} bytes, above {LIMIT:,}; take fewer --heads, --slots or jobs")
         os.rename(work, target)
@@ -231,6 +242,7 @@ def main(argv: list[str]) -> int:
     """Run one command line: 0 published, 2 refused in one line."""
     parser = Parser("publish", __doc__)
     parser.add_argument("run", metavar="DIR", type=Path, help="a finished run directory or sweep folder")
+    parser.add_argument("beside", metavar="DIR", type=Path, nargs="*", help="more sweeps, as one table with the first")
     parser.add_argument("name", metavar="NAME", help="folder of results/ to create")
     parser.add_argument("--heads", metavar="LIST", help="heads kept in full; default: the first eight")
     parser.add_argument("--slots", metavar="LIST", help="slots kept in full; default: every slot")
@@ -238,7 +250,7 @@ def main(argv: list[str]) -> int:
     def work() -> int:
         options = parser.parse_args(argv)
         heads, slots = _numbers("heads", options.heads), _numbers("slots", options.slots)
-        print(f"published: {publish(options.run, options.name, heads, slots)}")
+        print(f"published: {publish(options.run, options.name, heads, slots, options.beside)}")
         return 0
 
     return status(work)

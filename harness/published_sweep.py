@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness import copied, publish
+from harness import copied, publish, sweep
 from harness.copied import anonymous
 from harness.errors import HarnessError
 from harness.provenance import damaged, read_json, write_json
@@ -40,23 +40,31 @@ LAUNCH = ("launcher", "workers", "concurrent", "seconds")
 OWN = ("config", "seeds", "command", "started", "ended", "seconds", "stages", "host", "files")
 
 
-def write(folder: Path, work: Path) -> None:
-    """The files of the published sweep into work. Raises HarnessError."""
-    results = runs_of(folder)
-    levels = gather([folder])
+def write(folders: Sequence[Path], work: Path) -> None:
+    """The files of the published sweep, or of several as one table, into work. Raises HarnessError."""
+    results = [result for folder in folders for result in runs_of(folder)]
+    levels = gather(list(folders))
     _save(copied.rounded(_levels(levels, results)), work / "levels.parquet")
     _save(pooled(levels, results), work / "quantiles.parquet")
-    asked = read_json(folder / "sweep.json") or {}
+    launched = [_launched(folder) for folder in folders]
     manifest = common([{k: v for k, v in r.manifest.items() if k not in OWN} for r in results])
-    manifest |= {key: asked.get(key) for key in ("launcher", "workers")}
+    manifest |= {key: launched[0].get(key) for key in ("launcher", "workers")}
     manifest["config"] = constant([result.config for result in results])
     manifest["runs"] = len(results)
     manifest["run_seconds"] = round(sum(result.manifest.get("seconds") or 0.0 for result in results), 1)
-    how: dict[str, Any] = {"run": folder.resolve().name, "config": levels.keys, "metrics": METRICS}
+    how: dict[str, Any] = {"run": folders[0].resolve().name, "config": levels.keys, "metrics": METRICS}
     manifest["published"] = how | {"quantiles": publish.Q, "bins": BINS, "bits": copied.BITS}
     write_json(work / "manifest.json", anonymous(manifest))
-    counted = {"command": asked.get("command"), "jobs": len(asked.get("jobs") or results)}
-    write_json(work / "sweep.json", anonymous(counted | {key: asked[key] for key in LAUNCH if key in asked}))
+    total = launched[0] | {"jobs": sum(each["jobs"] for each in launched)}
+    # what was run beside the first, and is in the same tables
+    write_json(work / "sweep.json", anonymous(total | ({"beside": launched[1:]} if launched[1:] else {})))
+
+
+def _launched(folder: Path) -> dict[str, Any]:
+    """The command of a sweep, how many jobs it had, and how they were launched."""
+    asked = read_json(folder / "sweep.json") or {}
+    counted = {"command": asked.get("command"), "jobs": len(sweep.rows(folder))}
+    return counted | {key: asked[key] for key in LAUNCH if key in asked}
 
 
 def runs_of(folder: Path) -> list[Result]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.errors import HarnessError
 from harness.records import ORACLE, group_quantiles, grouped, recorded
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 BINS = 120  # per variant and panel; fewer flushes are drawn one by one
 APART = 0.006  # share of the height of a panel, some two pixels: lines nearer than that hide each other
 TINY = 1e-18  # below this nonzero errors would stretch the axis: drawn on the row of zeros, hollow
+# what has no place on a log axis: its words, the field of a Series that counts it
+COUNTED = (("exact zeros", "zeros"), (f"below {TINY:g}", "tiny"), ("NaN", "nans"), ("inf", "infs"))
 # panel: (title, column drawn as median and band, column whose maximum is dotted)
 PANELS = {
     "served": ("served state, ‖Ŝ − S‖ / ‖S‖", "served_fro", "served_fro"),
@@ -123,12 +126,7 @@ def limits(series: Mapping[str, Sequence[Series]]) -> tuple[float, float]:
 def counts(series: Mapping[str, Sequence[Series]]) -> list[str]:
     """A clause for each variant with zeros, tiny or non-finite values, of the panel where most are."""
     lines: dict[tuple[str, str], tuple[int, int, str]] = {}
-    for what, field in (
-        ("exact zeros", "zeros"),
-        (f"below {TINY:g}", "tiny"),
-        ("NaN", "nans"),
-        ("inf", "infs"),
-    ):
+    for what, field in COUNTED:
         for key, group in series.items():
             for s in group:
                 n = getattr(s, field)
@@ -160,3 +158,60 @@ def _overlap(a: Series, b: Series, decades: float) -> bool:
     distance = np.abs(np.log10(a.line) - np.log10(b.line))
     near = (distance < decades) | (np.isnan(a.line) & np.isnan(b.line))
     return float(near.mean()) >= 0.95
+
+
+def error_series(frame: pd.DataFrame, error: str, bins: int = BINS) -> list[Series]:
+    """One Series per variant that has `error`, of rows or, where the frame has a column `quantile`, of quantiles."""
+    found = []
+    for name, part in frame.groupby("variant", observed=True, sort=False):
+        if name == ORACLE or not recorded(frame, str(name), error):
+            continue
+        if "quantile" in frame.columns:
+            found.append(_of_quantiles(str(name), part, error))
+        else:
+            groups = _bins(part["flush"].to_numpy(), part["tokens"].to_numpy(float), bins)
+            found.append(_series(str(name), part, groups, error, error))
+    return found
+
+
+def _of_quantiles(name: str, part: pd.DataFrame, error: str) -> Series:
+    """A bin of tokens is a value here: zero if any row of it is, NaN or inf if the largest is."""
+    # 0.05 in float32 is another number
+    share, found = part["quantile"].to_numpy(float).round(2), part[error].to_numpy(float)
+    tokens, group = np.unique(part["tokens"].to_numpy(), return_inverse=True)
+    wide = {q: np.full(len(tokens), np.nan) for q in (0.0, 0.05, 0.5, 0.95, 1.0)}
+    for q, column in wide.items():
+        inside = share == q
+        if np.bincount(group[inside], minlength=1).max() > 1:
+            raise HarnessError(
+                f"variant {name}: quantiles of several runs in one panel; they cannot be pooled, rows can"
+            )
+        column[group[inside]] = found[inside]
+    least, low, median, high, top = wide.values()
+    bad = ~np.isfinite(top)
+    return Series(
+        name,
+        tokens.astype(float),
+        median,
+        low,
+        high,
+        top,
+        bad.astype(int),
+        values=len(tokens),
+        zeros=int((least == 0).sum()),
+        tiny=int(((least > 0) & (least < TINY)).sum()),
+        nans=int(np.isnan(top).sum()),
+        infs=int(np.isinf(top).sum()),
+    )
+
+
+def totals(series: Mapping[str, Sequence[Series]]) -> list[str]:
+    """A clause for each variant with zeros, tiny or non-finite values, summed over all panels."""
+    found = []
+    every = [s for group in series.values() for s in group]
+    for name in dict.fromkeys(s.variant for s in every):
+        mine = [s for s in every if s.variant == name]
+        for what, field in COUNTED:
+            if n := sum(getattr(s, field) for s in mine):
+                found.append(f"{name}: {n:,} of {sum(s.values for s in mine):,} {what}")
+    return found

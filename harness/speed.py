@@ -88,7 +88,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 def style_of(who: str) -> tuple[str, Any, str]:
     """Colour, dashes and marker of a design or a peer."""
-    from harness.plots import style
+    from harness.figures.canvas import style
 
     return PEERS.get(who) or (*style(who), "o")
 
@@ -109,13 +109,12 @@ def curves(result: Mapping[str, Any], heads: str) -> tuple[dict[str, Points], di
 
 def figure(result: Mapping[str, Any]) -> Figure:
     """A column per head count: how near a ring verify is to the memory's limit, and how much a step saves."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    from harness.figures.canvas import note, sheet
+
     columns = heads_of(result)
-    drawn = Figure(figsize=(10, 8), dpi=120)
-    FigureCanvasAgg(drawn)
+    drawn = sheet(10, 8)
     axes = drawn.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
     seen: dict[str, None] = {}
     for i, heads in enumerate(columns):
@@ -137,9 +136,8 @@ def figure(result: Mapping[str, Any]) -> Figure:
         handles.append(Line2D([], [], color=colour, linestyle=dashes, marker=marker, markersize=4, label=who))
     drawn.text(0.075, 0.985, "Speed of the kernels", fontsize=12, va="top", weight="bold")
     drawn.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.068, 0.965), ncols=4, fontsize=8.5, frameon=False)
-    text = textwrap.wrap(caption(result), 150)
-    bottom = 0.085 + 0.0195 * len(text)
-    drawn.text(0.075, bottom - 0.07, "\n".join(text), fontsize=8, va="top", linespacing=1.35)
+    bottom = 0.085 + 0.0195 * len(textwrap.wrap(caption(result), 150))
+    note(drawn, 0.075, bottom - 0.07, caption(result), 150)
     drawn.subplots_adjust(left=0.075, right=0.97, top=0.86, bottom=bottom, wspace=0.06, hspace=0.1)
     return drawn
 
@@ -165,16 +163,15 @@ def draw(axis: Axes, points: Sequence[tuple[int, float]], who: str, faint: bool)
 
 def finish(axes: Any, batches: Sequence[int]) -> None:
     """Scales, ticks and labels."""
+    from harness.figures.canvas import plain
+
     for i, row in enumerate(axes):
         for axis in row:
             axis.set_xscale("log", base=2)
             axis.set_xticks(list(batches), [str(b) for b in batches])
             axis.minorticks_off()
             axis.set_ylim(bottom=0)
-            axis.tick_params(labelsize=8)
-            axis.grid(True, color="#e6e6e6", linewidth=0.6)
-            axis.set_axisbelow(True)
-            axis.spines[["top", "right"]].set_visible(False)
+            plain(axis)
         row[0].set_ylabel(PANELS[i], fontsize=9)
     for axis in axes[0]:
         ticks = axis.get_yticks()

@@ -77,7 +77,7 @@ def started(folder: Path) -> bool:
 
 
 def launched(folder: Path) -> dict[str, Any]:
-    """What really ran the jobs: hosts, processes, and how many jobs ran at one time at most."""
+    """What really ran the jobs: hosts, processes, how many jobs at one time at most, and seconds from first to last."""
     ran = [r for r in records(folder).values() if r.get("state") in ENDED and r.get("pid")]
     # at one instant an end counts before a start
     edges = sorted([(r["began"], 1) for r in ran] + [(r["began"] + r["seconds"], -1) for r in ran])
@@ -85,10 +85,12 @@ def launched(folder: Path) -> dict[str, Any]:
     for _, step in edges:
         at_once += step
         most = max(most, at_once)
+    last = max((end for end, step in edges if step < 0), default=0.0)
     return {
         "hosts": len({r["host"] for r in ran}),
         "workers": len({(r["host"], r["pid"]) for r in ran}),
         "concurrent": most,
+        "seconds": round(last - min((start for start, step in edges if step > 0), default=last), 1),
         "again": sum(r["attempt"] > 1 for r in ran),
     }
 

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from harness.config import AcceptanceConfig, Config, DecodeConfig
-from harness.plots import STYLES, caption, drift_figure, settings, style
+from harness.figures.canvas import STYLES, style
+from harness.plots import caption, drift_figure, settings
 from harness.series import TINY, coincident, counts, drift_series, limits
 
 F = 40

@@ -13,8 +13,9 @@ from fake_runs import DESIGN, HEADS, F, make, swept
 
 from harness import publish, published_sweep
 from harness.errors import HarnessError
-from harness.provenance import read_json, write_json
+from harness.provenance import damaged, read_json, write_json
 from harness.records import read_rows
+from harness.results import __main__ as command
 from harness.results import load
 
 ERRORS = {"served_fro", "kept_fro", "o_med", "d_med"}
@@ -108,6 +109,20 @@ def test_levels_read_like_those_of_the_runs(folder):
     assert len(both) == 2 * len(here) and list(both) == list(here)
 
 
+def test_a_published_sweep_is_shown_and_compared_as_the_sweep(folder, capsys):
+    """Fault: its rows have lost their configuration, so that all rings are one line, or none finds its partner."""
+    publish.publish(folder, "first")
+    assert command.main(["compare", "results/first", str(folder)]) == 1
+    out = capsys.readouterr().out
+    # NaN equals nothing: what failed in one seed
+    assert "12 rows matched, 0 not; 8 of 84 levels outside" in out
+    shown = []
+    for path in ("results/first", folder):
+        assert command.main(["show", str(path), "--level", "served_max"]) == 0
+        shown.append(capsys.readouterr().out.partition("served_max, maximum over seeds:\n")[2])
+    assert shown[0] == shown[1] != "" and len(shown[0].splitlines()) == 5
+
+
 def test_a_published_sweep_takes_any_key_as_a_column(folder):
     """Fault: a key that is constant in the sweep is lost, so that two published sweeps cannot be told apart."""
     publish.publish(folder, "first")
@@ -133,8 +148,25 @@ def test_nothing_published_names_the_machine_and_jobs_are_a_number(folder):
     }
     assert manifest["packages"] == {"torch": "2.11.0"} and manifest["commit"] == "0123abcd" and manifest["runs"] == 6
     assert manifest["variants"]["exact_fold"] == DESIGN and manifest["run_seconds"] == 6.0
-    assert not {"host", "files", "command", "seeds"} & set(manifest)
+    assert not {"host", "command", "seeds"} & set(manifest)
+    assert set(manifest["files"]) == {"levels.parquet", "quantiles.parquet", "sweep.json"}
+    assert not damaged(target, manifest)
     assert "/home" not in json.dumps([manifest, said]) and "ring.length" not in manifest["config"]
+
+
+def test_sweeps_published_together_are_one_table(folder, tmp_path, capsys):
+    """Fault: the second sweep's runs are left out, counted twice, or lose the key that only they vary."""
+    root = folder.parent.parent
+    other = make(root, "other", ring__length=8, precision__name="fp32")
+    more = swept(root, [("finished", other), ("skipped", root / "drift" / "080".ljust(16, "0"))], "beside00")
+    assert publish.main([str(folder), str(more), "both"]) == 0
+    found = load("results/both")
+    assert set(found["precision.name"]) == {"own", "fp32"} and found["run"].nunique() == 7
+    said = json.loads(Path("results/both/sweep.json").read_text())
+    assert said["jobs"] == 8 and [each["jobs"] for each in said["beside"]] == [2]
+    assert publish.main([str(folder), str(other), "three"]) == 2
+    assert "no sweep; only sweeps are published together" in capsys.readouterr().err
+    assert not list(tmp_path.glob("results/three"))
 
 
 def lose(folder: Path, what: str) -> None:

@@ -43,7 +43,8 @@ def gather(
 ) -> Gathered:
     """The table of every run under paths; the arguments are those of harness.results.load."""
     held = holdings(paths)
-    parts = parts_of(held, table)
+    # a published sweep that stands alone is a table already; beside others its runs have to be runs
+    parts = parts_of(held, table, whole=len(held.results) == 1)
     empty = [path for path in paths if not any(_within(part.result, path, held) for part in parts)]
     if empty:
         told = "; ".join(f"{where}: {state}" for where, state in held.left_out[:3])

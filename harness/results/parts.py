@@ -31,13 +31,15 @@ class Part:
     inside: tuple[str, ...] = ()
 
 
-def parts_of(held: Holdings, table: str) -> list[Part]:
-    """The parts of every result that has the table; what has none, or a torn one, goes to held.left_out."""
+def parts_of(held: Holdings, table: str, whole: bool = False) -> list[Part]:
+    """The parts of every result that has the table; what has none, or a torn one, goes to held.left_out.
+
+    whole: the levels of a published sweep are one part, as its other tables are, instead of one per run.
+    """
     found: list[Part] = []
     for result in held.results:
         try:
-            # a published sweep that stands alone is a table already; beside others it is taken apart
-            if table != "levels" or (result.collected and len(held.results) == 1):
+            if table != "levels" or (result.collected and whole):
                 own = [_file(result, table)]
             elif result.collected:
                 own = list(_published_levels(result))

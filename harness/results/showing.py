@@ -92,10 +92,11 @@ def checked(result: Result) -> tuple[str, bool]:
 def _sweep(folder: Path, level: str, console: Console) -> int:
     asked = read_json(folder / "sweep.json") or {}
     console.print(f"sweep: {folder}", soft_wrap=True)
-    console.print("command:", " ".join(asked.get("command") or ()), soft_wrap=True)
-    ran = {"launcher": "", "workers": " workers", "concurrent": " at once"}
-    if any(asked.get(key) for key in ran):
-        console.print("launched:", ", ".join(f"{asked[key]}{unit}" for key, unit in ran.items() if asked.get(key)))
+    for each in (asked, *asked.get("beside", ())):
+        console.print("command:", " ".join(each.get("command") or ()), soft_wrap=True)
+        ran = {"launcher": "", "workers": " workers", "concurrent": " at once"}
+        if any(each.get(key) for key in ran):
+            console.print("launched:", ", ".join(f"{each[key]}{unit}" for key, unit in ran.items() if each.get(key)))
     failed: list[dict[str, Any]] = []
     if is_collected(folder):
         console.print(f"jobs: {asked.get('jobs')} finished; published")
@@ -112,6 +113,7 @@ def _sweep(folder: Path, level: str, console: Console) -> int:
     if level not in LEVELS.names or str(LEVELS.field(level).type) not in ("double", "int64"):
         raise HarnessError(f"--level: {level!r} is no number of harness.results.levels")
     if rows := _rows(folder, level):
+        console.print(f"{level}, {_pooled(level)} over seeds:")
         console.print(pivot(rows, level))
     return 1 if failed else 0
 
@@ -137,9 +139,8 @@ def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str
         own = groups.setdefault(tuple(config[key] for key in keys), {})
         if x is not None:
             own.setdefault(variant, []).append(x)
-    over = "maximum" if level.endswith("_max") else "median"
+    over = _pooled(level)
     drawn = grid(fold=True)
-    drawn.title, drawn.title_justify, drawn.title_style = f"{level}, {over} over seeds", "left", ""
     for key in keys:
         drawn.add_column(key.replace(".", ".\n"), overflow="fold")
     for name in names:
@@ -154,6 +155,10 @@ def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str
 def _rank(values: tuple[Value, ...]) -> list[tuple]:
     """Null first, then numbers by size, then texts."""
     return [(isinstance(x, str), -np.inf if x is None else x) for x in values]
+
+
+def _pooled(level: str) -> str:
+    return "maximum" if level.endswith("_max") else "median"
 
 
 def _over(values: list[float] | None, over: str) -> float | None:
