@@ -144,9 +144,11 @@ def test_a_front_draws_every_point_and_joins_its_own():
     assert [t.get_text() for t in axis.texts if t.get_text().isdigit()] == ["1", "2", "3"]
     said = text_of(figure)
     assert "exact zeros: 1 (b 1)" in said and "NaN or inf: 1 (b 1)" in said and "no bytes_token: 1 (c 1)" in said
-    given = pareto_figure(tables.cost_levels(*points), front=[False, False, True, False, False, False])
+    given = pareto_figure(tables.cost_levels(*points), front=[False, False, True, False, True, False])
     line = next(l for l in given.axes[0].get_lines() if l.get_drawstyle() == "steps-post")
     assert line.get_xydata().tolist() == [[5, 1e-3]]
+    # a failed design on a front given by hand has its number on the strip
+    assert [t.xy[1] > 0.9 for t in given.axes[0].texts if t.get_text().isdigit()] == [True, False]
 
 
 def test_a_point_is_named_by_what_tells_it_apart():
