@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -44,21 +45,30 @@ class Sheet(Figure):
     def _repr_png_(self) -> bytes:
         drawn, small = io.BytesIO(), io.BytesIO()
         self.savefig(drawn, format="png")
-        # no figure has many colours, and a notebook holds its figures: a palette takes a third of the bytes
-        image = Image.open(drawn).convert("RGB")
-        image = image.quantize(palette=_palette(image), dither=Image.Dither.NONE)
-        image.save(small, format="png", optimize=True)
+        _few_colours(Image.open(drawn).convert("RGB")).save(small, format="png", optimize=True)
         return small.getvalue()
 
 
-def _palette(image: Image.Image) -> Image.Image:
-    """The colours of variants, which a palette by area gives up where a line is thin, and the image's commonest."""
+def _few_colours(image: Image.Image) -> Image.Image:
+    """With a palette of the commonest colours, which takes a third of the bytes, as a notebook holds its figures.
+
+    White and the colours of variants stay exact: a palette by area gives them up where a line is thin.
+    """
     colours = ["#FFFFFF", *(colour for colour, _ in STYLES.values())]
-    own = [int(colour[i : i + 2], 16) for colour in colours for i in (1, 3, 5)]
-    common = image.quantize(256 - len(colours), dither=Image.Dither.NONE).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(common + own)
-    return palette
+    own = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours]
+    common = image.quantize(256 - len(own), dither=Image.Dither.NONE).getpalette() or []
+    wanted = Image.new("P", (1, 1))
+    wanted.putpalette([*common, *(x for colour in own for x in colour)])
+    few = image.quantize(palette=wanted, dither=Image.Dither.NONE)
+    # the nearest colour is searched to a few bits only
+    full, places, palette = np.asarray(image), np.asarray(few), few.getpalette() or []
+    for colour in own:
+        there = places[(full == colour).all(-1)]
+        if there.size:
+            place = 3 * int(np.bincount(there).argmax())
+            palette[place : place + 3] = colour
+    few.putpalette(palette)
+    return few
 
 
 def sheet(width: float, height: float, dpi: int = 120) -> Sheet:

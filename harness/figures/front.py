@@ -100,12 +100,13 @@ def _points(axis: Axes, x: np.ndarray, y: np.ndarray, name: str) -> None:
 
 def _front(axis: Axes, x: np.ndarray, y: np.ndarray) -> None:
     """Steps from point to point: nothing known lies below them."""
-    shown = (y > 0) & (x > 0)
+    shown = (y > 0) & (x > 0) & np.isfinite(y)
     axis.plot(x[shown], y[shown], drawstyle="steps-post", color=GREY, linewidth=1, zorder=1)
     for i, (cost, error) in enumerate(zip(x, y, strict=True), 1):
         if cost > 0:
-            at: Any = ("data", "data" if error > 0 else "axes fraction")
-            where = (cost, error if error > 0 else SHARE / 2)
+            drawn = error > 0 and np.isfinite(error)
+            at: Any = ("data", "data" if drawn else "axes fraction")
+            where = (cost, error if drawn else SHARE / 2 if error == 0 else 1 - SHARE / 2)
             axis.annotate(str(i), where, (6, 6), xycoords=at, textcoords="offset points", fontsize=8, weight="bold")
 
 

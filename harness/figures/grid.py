@@ -68,13 +68,13 @@ def _draw(
         if column_key is not None:
             axis.set_title(f"{column_key} {value}", fontsize=9, loc="left", pad=4)
     for axis, value in zip(axes[:, 0], down, strict=True):
-        axis.set_ylabel("relative error" if row_key is None else f"{row_key}\n{value}", fontsize=9)
+        axis.set_ylabel("relative error" if row_key is None else f"{row_key}\n{value}", fontsize=8.5, labelpad=2)
     title = f"Drift per flush: {title_of(error)}"
     figure.text(0.075, 1 - 0.12 / height, title, fontsize=12, va="top", weight="bold")
     top = legend(figure, names, top=1 - 0.34 / height)
     bottom = (0.62 + 0.16 * lines) / height
     note(figure, 0.075, bottom - 0.5 / height, text, 150)
-    figure.subplots_adjust(left=0.075, right=0.935, top=top + 0.08 / height, bottom=bottom, wspace=0.06, hspace=0.12)
+    figure.subplots_adjust(left=0.09, right=0.935, top=top + 0.08 / height, bottom=bottom, wspace=0.06, hspace=0.12)
     return figure
 
 
