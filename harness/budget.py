@@ -2,8 +2,8 @@
 
 From table `levels` of a sweep: parts are runs with precision=exact and precision.keep=[site], the whole is the run with
 precision=own, and exact with nothing kept is the floor, what a design's other order of operations leaves in fp64.
-Independent roundings add as squares, so what the sum leaves over is what sites do to one another, a site that was not
-tried, or that the numbers are medians.
+Independent roundings add as squares; a value that is rounded again to the format it has counts once. What the sum
+leaves over is what sites do to one another, a site that was not tried, or that the numbers are medians.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KEYS = ("precision.name", "precision.keep")
+# sites that round one value in turn: to a format that it already has, which changes nothing, so the coarsest counts
+IN_TURN = (("key", "store_k_hat", "fold_k"), ("store_d", "fold_d"), ("checkpoint", "state_operand"))
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,18 @@ class Account:
     parts: dict[str, float]  # site or product -> error if it alone rounds, largest first
 
     @property
+    def counted(self) -> dict[str, float]:
+        """The parts, largest first, of sites IN_TURN the largest alone."""
+        again = set()
+        for group in IN_TURN:
+            first, *others = sorted((site for site in group if site in self.parts), key=list(self.parts).index) or [""]
+            again |= set(others)
+        return {site: x for site, x in self.parts.items() if site not in again}
+
+    @property
     def sum(self) -> float:
-        """√Σ part²; NaN if any part is NaN."""
-        values = list(self.parts.values())
+        """√Σ part² of those counted; NaN if any part is NaN."""
+        values = [math.nan] if any(map(math.isnan, self.parts.values())) else list(self.counted.values())
         # hypot of NaN and inf is inf
         return math.nan if any(map(math.isnan, values)) else math.hypot(*values)
 
@@ -50,8 +61,8 @@ class Account:
         return 1 - (self.sum / self.whole) ** 2
 
     def share(self, site: str) -> float:
-        """part² / Σ part² of one site: its share of what the sites add up to; 0 where all are 0."""
-        return (self.parts[site] / self.sum) ** 2 if self.sum else 0.0
+        """part² / Σ part²: a site's share of what the sites add up to; 0 where all are 0, or it is not counted."""
+        return (self.counted.get(site, 0.0) / self.sum) ** 2 if self.sum else 0.0
 
 
 def accounts(frame: pd.DataFrame, error: str = "kept_median") -> list[Account]:

@@ -69,7 +69,7 @@ def test_a_law_without_a_level_is_named():
     """Faults: a growing design left out, one that has saturated or falls accused, runs miscounted."""
     grows = f"{BF16} (up to 4 runs)"
     for law, found in (("√t", grows), ("diverged @9", grows), ("sat. τ=2k", "none"), ("t^-0", "none")):
-        assert sentence(answers.drift(drifting(1, 1, law)), "The law").partition(": ")[2] == found
+        assert sentence(answers.drift(drifting(1, 1, law)), "No level").partition(": ")[2] == found
 
 
 def test_like_findings_are_told_together():

@@ -19,6 +19,14 @@ def test_squares_of_the_parts_add_up():
     assert a.residual == 0.75 and list(a.parts) == ["gate", "step"] and a.share("gate") == (4 / 5) ** 2
 
 
+def test_a_value_rounded_again_to_its_format_counts_once():
+    """Faults: three sites that round k_hat to bf16 counted three times; the finest of them counted."""
+    parts = {"key": 3.0, "store_k_hat": 3.0, "fold_k": 2.0, "store_d": 0.0, "fold_d": 4.0, "step": 12.0}
+    (a,) = accounts(tables.budget_levels({"a": parts}, {"a": 13.0}))
+    assert set(a.counted.values()) == {3.0, 4.0, 12.0} and len(a.counted) == 3
+    assert a.sum == 13.0 and a.residual == 0.0 and sum(a.share(site) for site in parts) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("parts", "whole", "total", "residual"),
     [

@@ -24,9 +24,9 @@ ALLOWED = (
 DRAWING = {"plt", "matplotlib", "pyplot", "seaborn", "plotly"}
 # what a notebook reads that is not committed yet; skipped until it is there
 WAITING = {
-    "drift_per_flush.ipynb": ["harness/results", "results/sweep_precision_ring"],
+    "drift_per_flush.ipynb": ["harness/results", "results/precision_ring"],
     "error_budget.ipynb": ["harness/results", "results/error_budget"],
-    "pareto.ipynb": ["harness/results", "results/sweep_precision_ring", "results/search_bytes"],
+    "pareto.ipynb": ["harness/results", "results/precision_ring", "results/least_error"],
     "captured_trace.ipynb": ["harness/results"],
 }
 NUMBER = re.compile(r"(?<![\w.])\d")  # not those of bf16 and loop24
