@@ -16,7 +16,7 @@ import numpy as np
 from harness import budget, safety
 from harness.figures.canvas import number
 from harness.figures.choice import chosen, light, values
-from harness.figures.front import name
+from harness.figures.front import coincident, name
 from harness.pareto import pareto
 from harness.wording import Found, grid, named, percent, ratio, span, worst
 
@@ -151,7 +151,11 @@ def front(frame: pd.DataFrame, x: str = "bytes_token", y: str = "kept_max") -> A
     names = chosen(frame, None, y)
     frame = frame[frame["variant"].isin(names)]
     best = frame[np.asarray(pareto(frame, x, y))].sort_values([x, y])
-    body = [[name(row, frame), f"{float(row[x]):,.0f}", number(float(row[y]))] for _, row in best.iterrows()]
+    costs, errors = (best[key].astype(float).to_numpy() for key in (x, y))
+    body = [
+        [name(best.iloc[place], frame), f"{costs[place[0]]:,.0f}", number(errors[place[0]])]
+        for place in coincident(costs, errors, range(len(best)))
+    ]
     never = [v for v in names if v not in set(best["variant"])]
     bad = int((~np.isfinite(frame[y].to_numpy(float, na_value=np.nan))).sum())
     table = grid(["design", x, y], body)

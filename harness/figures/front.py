@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.06  # of the panel for a strip
 TOLD = 12  # points of a front that the caption names
+TOUCH = 14.0  # pixels between points whose labels would lie on each other
 COSTS = {"bytes_held": "bytes held by a slot and layer", "bytes_token": "bytes moved per token and layer"}
 
 
@@ -49,7 +50,8 @@ def pareto_figure(
     for name in names:
         mine = (frame["variant"] == name).to_numpy()
         _points(axis, cost[mine], error[mine], name)
-    _front(axis, cost[order], error[order])
+    places = coincident(cost, error, order)
+    _front(axis, cost[order], error[order], [(cost[p[0]], error[p[0]]) for p in places])
     axis.set_xlabel(COSTS.get(x, x), fontsize=9)
     axis.set_ylabel(f"error {y}", fontsize=9)
     figure.text(0.075, 1 - 0.12 / height, "Error against cost", fontsize=12, va="top", weight="bold")
@@ -98,16 +100,32 @@ def _points(axis: Axes, x: np.ndarray, y: np.ndarray, name: str) -> None:
     axis.plot(across[bad], up[bad], marker="x", markersize=6, **look)
 
 
-def _front(axis: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """Steps from point to point: nothing known lies below them."""
+def coincident(x: np.ndarray, y: np.ndarray, order: Sequence[int] | np.ndarray) -> list[list[int]]:
+    """The points of `order`, those of equal x and y together: one design under several names."""
+    found: dict[tuple[float, float], list[int]] = {}
+    for i in order:
+        found.setdefault((float(x[i]), float(y[i])), []).append(int(i))
+    return list(found.values())
+
+
+def _front(axis: Axes, x: np.ndarray, y: np.ndarray, numbered: Sequence[tuple[float, float]]) -> None:
+    """Steps from point to point: nothing known lies below them. Numbers of points that touch share a label."""
     shown = (y > 0) & (x > 0) & np.isfinite(y)
     axis.plot(x[shown], y[shown], drawstyle="steps-post", color=GREY, linewidth=1, zorder=1)
-    for i, (cost, error) in enumerate(zip(x, y, strict=True), 1):
+    labels: list[tuple[list[str], Any, tuple[float, float], np.ndarray]] = []
+    for i, (cost, error) in enumerate(numbered, 1):
         if cost > 0:
             drawn = error > 0 and np.isfinite(error)
             at: Any = ("data", "data" if drawn else "axes fraction")
             where = (cost, error if drawn else SHARE / 2 if error == 0 else 1 - SHARE / 2)
-            axis.annotate(str(i), where, (6, 6), xycoords=at, textcoords="offset points", fontsize=8, weight="bold")
+            place = axis.transData.transform(where) if drawn else np.full(2, np.inf)
+            if labels and np.abs(place - labels[-1][3]).max() < TOUCH:
+                labels[-1][0].append(str(i))
+            else:
+                labels.append(([str(i)], at, where, place))
+    for numbers, at, where, _ in labels:
+        text = ", ".join(numbers)
+        axis.annotate(text, where, (6, 6), xycoords=at, textcoords="offset points", fontsize=8, weight="bold")
 
 
 def caption(frame: pd.DataFrame, x: str, y: str, order: np.ndarray) -> str:
@@ -116,9 +134,11 @@ def caption(frame: pd.DataFrame, x: str, y: str, order: np.ndarray) -> str:
     text = f"{len(frame):,} points; {len(order)} on the front (line, numbered): no other point "
     text += "has at most their cost and at most their error. "
     told = []
-    for i, (_, row) in enumerate(frame.iloc[order[:TOLD]].iterrows(), 1):
-        told.append(f"{i} {name(row, frame)}, {float(row[x]):,.0f} bytes, {number(row[y])}")
-    text += "; ".join(told) + (f"; and {len(order) - TOLD} more. " if len(order) > TOLD else ". ")
+    places = coincident(frame[x].astype(float).to_numpy(), frame[y].astype(float).to_numpy(), order)
+    for i, place in enumerate(places[:TOLD], 1):
+        row = frame.iloc[place[0]]
+        told.append(f"{i} {name(frame.iloc[place], frame)}, {float(row[x]):,.0f} bytes, {number(row[y])}")
+    text += "; ".join(told) + (f"; and {len(places) - TOLD} more. " if len(places) > TOLD else ". ")
     for what, mask in (("exact zeros", zeros), ("NaN or inf", bad), (f"no {x}", lost), (f"{x} 0", free)):
         if mask.any():
             mine = frame["variant"][mask].astype(str).value_counts(sort=False)
@@ -128,7 +148,10 @@ def caption(frame: pd.DataFrame, x: str, y: str, order: np.ndarray) -> str:
     return text + constants(frame)
 
 
-def name(row: pd.Series, frame: pd.DataFrame) -> str:
-    """A point by its variant and the config columns in which the points differ."""
-    own = [f"{key} {row[key]}" for key in telling(frame)]
-    return str(row["variant"]) + (f" ({', '.join(own)})" if own else "")
+def name(rows: pd.DataFrame, frame: pd.DataFrame) -> str:
+    """A point, or several in one place, by variants and the config columns in which the points of frame differ."""
+    found: dict[str, list[str]] = {}
+    for _, row in rows.iterrows():
+        own = ", ".join(f"{key} {row[key]}" for key in telling(frame))
+        found.setdefault(own, []).append(str(row["variant"]))
+    return "; ".join(", ".join(names) + (f" ({own})" if own else "") for own, names in found.items())
