@@ -1,7 +1,7 @@
 """The Hydra application: Hydra composes, `Job` checks the configuration and runs its experiment.
 
 Hydra writes no folders or logs of its own and prints no errors of its own: a single run leaves a run
-directory, a sweep also a folder of records (harness.sweep).
+directory, a sweep also a folder of records (harness.sweeps.sweep).
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import provenance, search, sweep
+from harness import provenance
 from harness.config import Config, validate
 from harness.cores import sharing
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
 from harness.groups import config_dir
-from harness.launching import HERE, enduring
-from harness.plan import plan
 from harness.progress import shown
 from harness.refusals import check_keys, check_variants, no_option, refusal, refusing
 from harness.rundir import RunBusyError
-from harness.sweep_table import report
+from harness.sweeps import search, sweep
+from harness.sweeps.launching import HERE, enduring
+from harness.sweeps.plan import plan
+from harness.sweeps.table import report
 
 PATIENCE = 1.0  # seconds between two looks at a run that another process is at
 

@@ -53,7 +53,7 @@ def _dispatch(argv: list[str]) -> int:
         print(f"harness {__version__}")
         return 0
     from harness import app
-    from harness.plan import lengthened
+    from harness.sweeps.plan import lengthened
 
     options.overrides = lengthened(options.overrides)
     if options.multirun:

@@ -14,7 +14,7 @@ BUDGETS = ("bytes_held", "bytes_token", "us_token")
 
 @dataclass
 class ObjectiveConfig:
-    """What a search minimises: the relative error at the end of a run, under budgets; see harness.objective."""
+    """What a search minimises: the relative error at the end of a run, under budgets; see harness.sweeps.objective."""
 
     error: str = "kept"  # served | kept | o | d, as in summary.json
     statistic: str = "max"  # median | max over slots, heads and the last tenth of the flushes

@@ -28,19 +28,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from harness import copied
+from harness import copied, published_sweep
 from harness.commands import Parser, status
-from harness.copied import anonymous
+from harness.copied import BITS, anonymous
 from harness.errors import HarnessError
 from harness.provenance import checksums, damaged, read_json, source_digest, write_json
-from harness.records import METRICS, TEXT, group_quantiles, grouped, to_float32
+from harness.quantiles import Q, metric, read, save
+from harness.records import METRICS, TEXT, group_quantiles, grouped
 
 RESULTS = Path("results")
 HEADS = tuple(range(8))
-Q = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-BITS = copied.BITS  # significant bits of a published quantile: half a part in a thousand
 LIMIT = 5_000_000  # bytes of a published run
 COPIED = ("config.yaml", "manifest.json", "summary.json", "drift.png")
 KINDS = [("variant", TEXT), ("flush", pa.int32()), ("tokens", pa.int64()), ("rows", pa.int32())]
@@ -70,9 +68,6 @@ def publish(
             raise HarnessError(f"{lost[0]}: no sweep; only sweeps are published together")
         if heads is not None or slots is not None:
             raise HarnessError(f"--heads, --slots: {run} is a sweep, whose heads and slots are pooled")
-        # it takes the quantiles of this module
-        from harness import published_sweep
-
         return _moved(run, work, target, lambda: published_sweep.write([run, *beside], work))
     manifest = finished(run)
     if not (run / "flushes.parquet").exists():
@@ -140,7 +135,7 @@ def _write_whole(run: Path, work: Path, manifest: dict[str, Any]) -> None:
     for path in sorted(run.glob("*.parquet")):
         save(copied.rounded(read(path)), work / path.name)
     copied.copy_others(run, work)
-    _describe(run, work, manifest, {"bits": copied.BITS})
+    _describe(run, work, manifest, {"bits": BITS})
 
 
 def _describe(run: Path, work: Path, manifest: dict[str, Any], how: dict[str, Any]) -> None:
@@ -151,28 +146,6 @@ def _describe(run: Path, work: Path, manifest: dict[str, Any], how: dict[str, An
     write_json(work / "manifest.json", anonymous(manifest))
     text = (run / "config.yaml").read_text(encoding="utf-8").splitlines()
     (work / "config.yaml").write_text("\n".join(anonymous(text)) + "\n", encoding="utf-8")
-
-
-def read(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a Parquet file. Raises HarnessError where it cannot be read."""
-    try:
-        return pq.read_table(path, columns=columns).unify_dictionaries()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise HarnessError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-
-
-def save(table: pa.Table, path: Path) -> None:
-    """Write a table as small as it gets."""
-    floats = [f.name for f in table.schema if pa.types.is_floating(f.type)]
-    pq.write_table(
-        table,
-        path,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=[name for name in table.column_names if name not in floats],
-        use_byte_stream_split=floats,
-        write_statistics=False,
-    )
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
@@ -204,30 +177,6 @@ def quantiles(rows: pa.Table) -> pa.Table:
     arrays.insert(0, pa.array(columns["variant"].tolist(), pa.string()).dictionary_encode())
     arrays += [metric(rows[name], groups, len(pairs)) for name in METRICS]
     return pa.table(arrays, schema=QUANTILES)
-
-
-def metric(column: pa.ChunkedArray, groups: np.ndarray, count: int) -> pa.Array:
-    """The quantiles [count * len(Q)] of the values that are there, null in groups without any."""
-    there = column.is_valid().to_numpy()
-    inside = groups[there]
-    some, own = grouped(inside)
-    found = np.zeros((count, len(Q)))
-    absent = np.ones((count, len(Q)), bool)
-    if len(some):
-        found[some] = group_quantiles(column.drop_null().to_numpy(), own, Q)
-        absent[some] = False
-    return pa.array(shortened(to_float32(found.ravel())), pa.float32(), mask=absent.ravel(), from_pandas=False)
-
-
-def shortened(x: np.ndarray) -> np.ndarray:
-    """float32 x [n] rounded to BITS significant bits, ties to even; what is finite and nonzero stays so."""
-    shift = np.uint32(24 - BITS)
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    odd = (bits >> shift) & np.uint32(1)
-    kept = (bits + (np.uint32(1) << (shift - np.uint32(1))) - np.uint32(1) + odd) >> shift << shift
-    rounded = kept.view(np.float32)
-    # the largest number must not become inf, nor the smallest zero: both would say something else
-    return np.where(np.isfinite(rounded) & ((rounded != 0) | (x == 0)), rounded, x)
 
 
 def _numbers(option: str, text: str | None) -> list[int] | None:

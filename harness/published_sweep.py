@@ -22,15 +22,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from harness import copied, publish, sweep
-from harness.copied import anonymous
+from harness import copied
+from harness.copied import BITS, anonymous
 from harness.errors import HarnessError
 from harness.provenance import damaged, read_json, write_json
+from harness.quantiles import Q, metric, read, save
 from harness.records import ORACLE, TEXT, grouped
 from harness.results.gather import Gathered, gather
 from harness.results.holdings import Result, entries_of
 from harness.results.keys import SEED, constant
-from harness.sweep import DONE
+from harness.sweeps import sweep
+from harness.sweeps.sweep import DONE
 
 METRICS = ("served_fro", "kept_fro", "o_med", "d_med")
 BINS = 40
@@ -53,7 +55,7 @@ def write(folders: Sequence[Path], work: Path) -> None:
     manifest["runs"] = len(results)
     manifest["run_seconds"] = round(sum(result.manifest.get("seconds") or 0.0 for result in results), 1)
     how: dict[str, Any] = {"run": folders[0].resolve().name, "config": levels.keys, "metrics": METRICS}
-    manifest["published"] = how | {"quantiles": publish.Q, "bins": BINS, "bits": copied.BITS}
+    manifest["published"] = how | {"quantiles": Q, "bins": BINS, "bits": BITS}
     write_json(work / "manifest.json", anonymous(manifest))
     total = launched[0] | {"jobs": sum(each["jobs"] for each in launched)}
     # what was run beside the first, and is in the same tables
@@ -124,7 +126,7 @@ def pooled(levels: Gathered, results: Sequence[Result]) -> pa.Table:
         groups.setdefault(tuple(result.config.get(key) for key in keys), []).append(result)
     tables = []
     for values, own in groups.items():
-        body = _quantiles([publish.read(r.directory / "flushes.parquet", _COLUMNS) for r in own])
+        body = _quantiles([read(r.directory / "flushes.parquet", _COLUMNS) for r in own])
         beside = [pa.array([x] * len(body), types[key]) for key, x in zip(keys, values, strict=True)]
         tables.append(pa.table([*beside, *body.columns], names=[*keys, *body.column_names]))
     return pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
@@ -143,13 +145,13 @@ def _quantiles(runs: Sequence[pa.Table]) -> pa.Table:
     tokens = rows["tokens"].to_numpy()
     edges = bins(tokens)
     pairs, groups = grouped(codes.astype(np.int64) * len(edges) + np.searchsorted(edges, tokens))
-    count = len(publish.Q)
+    count = len(Q)
     columns = {"tokens": edges[pairs % len(edges)], "rows": np.bincount(groups)}
     columns = {name: np.repeat(x, count) for name, x in columns.items()}
-    columns["quantile"] = np.tile(publish.Q, len(pairs))
+    columns["quantile"] = np.tile(Q, len(pairs))
     variant = pa.DictionaryArray.from_arrays(np.repeat(pairs // len(edges), count).astype(np.int32), names)
     arrays = [variant, *(pa.array(columns[name], kind) for name, kind in KINDS.items())]
-    arrays += [publish.metric(rows[name], groups, len(pairs)) for name in METRICS]
+    arrays += [metric(rows[name], groups, len(pairs)) for name in METRICS]
     return pa.table(arrays, names=["variant", *KINDS, *METRICS])
 
 
@@ -163,4 +165,4 @@ def bins(tokens: np.ndarray) -> np.ndarray:
 
 
 def _save(table: pa.Table, path: Path) -> None:
-    publish.save(table.replace_schema_metadata(None), path)
+    save(table.replace_schema_metadata(None), path)

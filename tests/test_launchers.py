@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import sweep
 from harness.provenance import read_json
 from harness.rundir import check, list_runs
+from harness.sweeps import sweep
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model=tiny", "decode.tokens=60", "device=cpu"]

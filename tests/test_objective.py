@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import objective
 from harness.config import Config, validate
 from harness.cost import of_config
 from harness.designs import designs
 from harness.errors import ConfigError, HarnessError
 from harness.experiments.drift import formats_of
-from harness.objective import OVER, WORST, value
 from harness.objective_config import ObjectiveConfig
 from harness.pareto import pareto
 from harness.provenance import plain
+from harness.sweeps import objective
+from harness.sweeps.objective import OVER, WORST, value
 
 VARIANTS = ["null_arm", "chunked_bf16", "exact_fold"]
 

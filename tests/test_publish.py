@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import publish
+from harness.copied import BITS
 from harness.provenance import checksums, source_digest, write_json
+from harness.quantiles import Q, shortened
 from harness.records import METRICS, RowWriter, read_rows
 
 F, HEADS, SLOTS = 30, 12, 2
@@ -74,11 +76,11 @@ def test_other_heads_are_published_as_quantiles_that_hide_no_failure(run):
     target = publish.publish(run, "first", [0, 1, 2])
     found = pq.read_table(target / "quantiles.parquet").to_pandas().set_index(["variant", "flush"])
     rows = rows_of(run, range(3, HEADS))
-    assert len(found) == 3 * F * len(publish.Q) and set(found["rows"]) == {9 * SLOTS}
+    assert len(found) == 3 * F * len(Q) and set(found["rows"]) == {9 * SLOTS}
     plain = rows[(rows["variant"] == "exact_fold") & (rows["flush"] == 4)]["served_fro"]
     mine = found.loc[("exact_fold", 4)]
-    np.testing.assert_allclose(mine["quantile"], publish.Q, rtol=1e-6)
-    np.testing.assert_allclose(mine["served_fro"], np.quantile(plain, publish.Q), rtol=2.0**-publish.BITS)
+    np.testing.assert_allclose(mine["quantile"], Q, rtol=1e-6)
+    np.testing.assert_allclose(mine["served_fro"], np.quantile(plain, Q), rtol=2.0**-BITS)
     assert (mine["tokens"] == 50).all()
     failed = found.loc[("exact_fold", 7), "served_fro"].to_numpy()
     # of 18 values one is NaN and one inf: the top is NaN, and 95 % lies between the two
@@ -86,8 +88,8 @@ def test_other_heads_are_published_as_quantiles_that_hide_no_failure(run):
     table = pq.read_table(target / "quantiles.parquet")
     nulls = {name: table[name].null_count for name in METRICS}
     # what a variant never has, and the intervals that were not computed; NaN is no null
-    assert nulls["served_fro"] == F * len(publish.Q)
-    assert nulls["interval_cond2"] == (2 * F + 10) * len(publish.Q)
+    assert nulls["served_fro"] == F * len(Q)
+    assert nulls["interval_cond2"] == (2 * F + 10) * len(Q)
     assert nulls["o_max"] == len(table)
 
 
@@ -104,13 +106,13 @@ def test_shortened_numbers_keep_their_meaning():
     """Fault: rounding turns a finite error into inf, or a small one into an exact zero."""
     limits = np.finfo(np.float32)
     odd = np.array([0, np.inf, np.nan, limits.max, -limits.max, limits.smallest_subnormal, 1 + 2.0**-11], np.float32)
-    np.testing.assert_array_equal(publish.shortened(odd)[:3], odd[:3])
-    assert np.isfinite(publish.shortened(odd)[3:]).all() and (publish.shortened(odd)[3:] != 0).all()
-    assert publish.shortened(odd)[-1] == 1
+    np.testing.assert_array_equal(shortened(odd)[:3], odd[:3])
+    assert np.isfinite(shortened(odd)[3:]).all() and (shortened(odd)[3:] != 0).all()
+    assert shortened(odd)[-1] == 1
     x = np.exp(np.random.default_rng(0).uniform(-40, 40, 1000)).astype(np.float32)
-    short = publish.shortened(x)
-    assert np.abs(short / x - 1).max() <= 2.0**-publish.BITS
-    assert not (short.view(np.uint32) & (2 ** (24 - publish.BITS) - 1)).any()
+    short = shortened(x)
+    assert np.abs(short / x - 1).max() <= 2.0**-BITS
+    assert not (short.view(np.uint32) & (2 ** (24 - BITS) - 1)).any()
 
 
 def test_nothing_published_names_the_machine(run):

@@ -12,14 +12,16 @@ import pytest
 from fake_runs import DESIGN, HEADS, F, make, swept
 
 from harness import publish, published_sweep
+from harness.copied import BITS
 from harness.errors import HarnessError
 from harness.provenance import damaged, read_json, write_json
+from harness.quantiles import Q
 from harness.records import read_rows
 from harness.results import __main__ as command
 from harness.results import load
 
 ERRORS = {"served_fro", "kept_fro", "o_med", "d_med"}
-CLOSE = 2.0**-publish.BITS  # half a unit in the last of BITS bits
+CLOSE = 2.0**-BITS  # half a unit in the last of BITS bits
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +66,8 @@ def test_quantiles_are_of_all_seeds_of_one_configuration(folder):
     for edge in edges:
         inside = rows[(rows["tokens"] > below) & (rows["tokens"] <= edge)]["served_fro"]
         mine = own[own["tokens"] == edge]
-        np.testing.assert_allclose(mine["quantile"], publish.Q, rtol=2.0**-24)
-        np.testing.assert_allclose(mine["served_fro"], np.quantile(inside, publish.Q), rtol=2 * CLOSE)
+        np.testing.assert_allclose(mine["quantile"], Q, rtol=2.0**-24)
+        np.testing.assert_allclose(mine["served_fro"], np.quantile(inside, Q), rtol=2 * CLOSE)
         below = edge
 
 

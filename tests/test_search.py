@@ -11,11 +11,12 @@ from fake_experiment import BUG, seen
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from harness import app, cli, experiments, study, sweep
+from harness import app, cli, experiments
 from harness.config import Config
 from harness.errors import HarnessError
 from harness.groups import config_dir, options
-from harness.objective import OVER, WORST
+from harness.sweeps import study, sweep
+from harness.sweeps.objective import OVER, WORST
 
 pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
 TINY = ("model=tiny", "decode.tokens=256", "decode.family=loop24", "workers=1")

@@ -9,9 +9,10 @@ import pytest
 from fake_experiment import BUG, DONE_BEFORE, EXIT, INTERRUPT, seen
 from hydra.core.plugins import Plugins
 
-from harness import app, sweep
-from harness.plan import plan
-from harness.sweep_table import report
+from harness import app
+from harness.sweeps import sweep
+from harness.sweeps.plan import plan
+from harness.sweeps.table import report
 
 
 def folders(root: Path) -> list[Path]:
@@ -71,8 +72,8 @@ def pool_of(monkeypatch):
 
     def put(function) -> None:
         launch = basic().launch
-        monkeypatch.setattr("harness.launching.launcher_of", lambda config: "joblib")
-        monkeypatch.setattr("harness.launching.POLL", 0.01)
+        monkeypatch.setattr("harness.sweeps.launching.launcher_of", lambda config: "joblib")
+        monkeypatch.setattr("harness.sweeps.launching.POLL", 0.01)
         monkeypatch.setattr(basic(), "launch", lambda self, jobs, first: function(partial(launch, self), jobs, first))
 
     return put

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness import sweep
 from harness.errors import HarnessError
 from harness.provenance import read_json, source_digest
 from harness.results.keys import Flat, flat
 from harness.rundir import list_runs
+from harness.sweeps import sweep
 
 USED = ("finished", "stale", "published")
 
@@ -156,7 +156,7 @@ def _jobs(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """harness.sweep.rows, refused in one line where the records cannot be read."""
+    """harness.sweeps.sweep.rows, refused in one line where the records cannot be read."""
     try:
         return sweep.rows(folder)
     except (ValueError, KeyError, OSError) as error:

@@ -15,7 +15,7 @@ from harness.provenance import read_json
 from harness.results.holdings import entries_of, is_collected, jobs_of
 from harness.results.keys import shown, telling, word
 from harness.results.printing import grid, one_line, times
-from harness.sweep import DONE
+from harness.sweeps.sweep import DONE
 
 DIGITS = 8  # of a content hash: enough to find it again
 NARROW, INDENT = 24, 4  # characters: less is no column, so that the text goes below

@@ -20,7 +20,7 @@ from harness.results.keys import SEED, Value, own, shown, telling, word
 from harness.results.levels import LEVELS
 from harness.results.parts import parts_of
 from harness.results.printing import grid, one_line, times
-from harness.sweep import DONE
+from harness.sweeps.sweep import DONE
 
 ROWS = 60  # configurations of a sweep that are printed
 

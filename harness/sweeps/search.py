@@ -22,7 +22,7 @@ def told(outcome: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
     A job that failed has none: the sweeper is then told its state, a failed trial, and never nan, which stops a study.
     """
-    from harness import objective
+    from harness.sweeps import objective
 
     return objective.of(outcome["directory"], config)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from harness import sweep
+from harness.sweeps import sweep
 
 LONG = 40  # jobs; of a longer sweep the table lists those that failed
 SHOWN = {"skipped": "already done"}

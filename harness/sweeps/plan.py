@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from harness.errors import ConfigError
 from harness.groups import config_dir
-from harness.launching import launcher_of
 from harness.refusals import refusing
+from harness.sweeps.launching import launcher_of
 
 LONG = 20  # values of one key that are all composed beforehand
 SHORT = {"seed": "decode.seed"}

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.errors import HarnessError
 from harness.objective_config import BUDGETS
-from harness.sweep import rows
+from harness.sweeps.sweep import rows
 
 NUMBERS = ("value", "error", *BUDGETS, "seconds")
 

@@ -1,8 +1,9 @@
 """Between Hydra's sweeper and its launcher: a launcher that outlives the death of a worker.
 
 A Hydra launcher gives up at the first worker that is killed, and takes the other jobs with it. Here what has ended
-stays (harness.sweep), jobs that never began are launched again, and those that died with the launcher once more, each
-alone, so that the second death is its own. Hydra has no place for this: `enduring` puts it where a launcher is made.
+stays (harness.sweeps.sweep), jobs that never began are launched again, and those that died with the launcher once
+more, each alone, so that the second death is its own. Hydra has no place for this: `enduring` puts it where a launcher
+is made.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from harness import sweep
 from harness.cores import cores
 from harness.errors import HarnessError
 from harness.progress import meter
+from harness.sweeps import sweep
 
 # launchers that run several jobs at once on the machine of the command
 HERE = ("joblib", "submitit_local", "ray")
