@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.cores import cores
 from harness.errors import HarnessError
-from harness.progress import meter
+from harness.progress import At, meter
 from harness.sweeps import sweep
 
 # launchers that run several jobs at once on the machine of the command
@@ -49,12 +49,12 @@ def launcher_of(config: DictConfig) -> str:
 class Enduring(Launcher):
     """Runs every job of a batch through `inner` to its end, whatever becomes of its workers."""
 
-    def __init__(self, inner: Launcher, config: DictConfig, progress: bool | None) -> None:
-        self.inner, self.name, self.progress = inner, launcher_of(config), progress
+    def __init__(self, inner: Launcher, config: DictConfig, at: At) -> None:
+        self.inner, self.name, self.at = inner, launcher_of(config), at
         self.folder = Path(config.hydra.sweep.dir)
         self.planned = sweep.of(self.folder)["jobs"]
-        self.total = len(self.planned) if self.planned else OmegaConf.select(config, "hydra.sweeper.n_trials")
         self.jobs: dict[int, list[str]] = {}
+        self.ended: dict[int, str] = {}
         self.compose = lambda overrides: None
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: DictConfig) -> None:
@@ -70,18 +70,17 @@ class Enduring(Launcher):
                 if number >= len(self.planned) or overrides != self.planned[number]:
                     raise HarnessError(f"hydra/sweeper: job {number} ({' '.join(overrides)}) was not planned")
         self.jobs |= jobs
-        with meter(self.total, "jobs", self.progress) as at:
-            self._to_the_end(list(jobs), at)
-            self._draw(at)
+        self._to_the_end(list(jobs))
+        self._draw()
         ended = sweep.records(self.folder)
         return [_returned(overrides, ended.get(number, {})) for number, overrides in jobs.items()]
 
     # --- one batch --------------------------------------------------------------------------------------------
 
-    def _to_the_end(self, todo: list[int], at: Callable[..., None]) -> None:
+    def _to_the_end(self, todo: list[int]) -> None:
         suspects: list[int] = []
         while todo:
-            error = self._attempt(todo, at)
+            error = self._attempt(todo)
             begun = sweep.records(self.folder)
             fresh = [n for n in todo if n not in begun]
             suspects += [n for n in todo if n in begun and begun[n]["state"] not in sweep.ENDED]
@@ -94,7 +93,7 @@ class Enduring(Launcher):
             begun = sweep.records(self.folder)
             todo = [n for n in fresh if n not in begun]
         for number in suspects:
-            self._attempt([number], at)
+            self._attempt([number])
 
     def _refused(self, numbers: list[int]) -> bool:
         """Record those of jobs that could not begin whose configuration cannot be composed; False if all can."""
@@ -107,15 +106,15 @@ class Enduring(Launcher):
                 found = True
         return found
 
-    def _attempt(self, numbers: list[int], at: Callable[..., None]) -> Exception | None:
+    def _attempt(self, numbers: list[int]) -> Exception | None:
         """Launch these jobs, and wait for those of this machine. The launcher's own failure is returned."""
         try:
             if self.name == "basic":
                 for number in numbers:
                     self._launch([number])
-                    self._draw(at)
+                    self._draw()
             else:
-                with self._watched(at):
+                with self._watched():
                     if self.name in UNLIMITED:
                         self._spread(numbers)
                     else:
@@ -157,18 +156,22 @@ class Enduring(Launcher):
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def _draw(self, at: Callable[..., None]) -> None:
-        ended = [r["state"] for r in sweep.records(self.folder).values() if r["state"] in sweep.ENDED]
-        bad = ended.count("failed")
-        at(len(ended), old=ended.count("skipped"), note=f"{bad} failed" if bad else "")
+    def _draw(self) -> None:
+        # a record that has ended is not read again: there may be thousands
+        for number, record in sweep.records(self.folder, self.ended).items():
+            if record["state"] in sweep.ENDED:
+                self.ended[number] = record["state"]
+        states = list(self.ended.values())
+        bad = states.count("failed")
+        self.at(len(states), old=states.count("skipped"), note=f"{bad} failed" if bad else "")
 
     @contextmanager
-    def _watched(self, at: Callable[..., None]) -> Iterator[None]:
+    def _watched(self) -> Iterator[None]:
         done = threading.Event()
 
         def look() -> None:
             while not done.wait(POLL):
-                self._draw(at)
+                self._draw()
 
         thread = threading.Thread(target=look, name="progress", daemon=True)
         thread.start()
@@ -199,6 +202,7 @@ def _returned(overrides: list[str], record: dict[str, Any]) -> JobReturn:
 @contextmanager
 def enduring(progress: bool | None) -> Iterator[None]:
     """Every launcher that Hydra makes inside is an Enduring one."""
+    shown = ExitStack()
     plugins = Plugins.instance()
     make, legal = plugins.instantiate_launcher, Sweeper.validate_batch_is_legal
 
@@ -212,7 +216,9 @@ def enduring(progress: bool | None) -> Iterator[None]:
         if name == "ray":
             with open_dict(inner.ray_cfg):
                 inner.ray_cfg.init = QUIET | dict(inner.ray_cfg.get("init") or {})
-        launcher = Enduring(inner, config, progress)
+        planned = sweep.of(Path(config.hydra.sweep.dir))["jobs"]
+        total = len(planned) if planned else OmegaConf.select(config, "hydra.sweeper.n_trials")
+        launcher = Enduring(inner, config, shown.enter_context(meter(total, "jobs", progress)))
         launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
         return launcher
 
@@ -220,7 +226,8 @@ def enduring(progress: bool | None) -> Iterator[None]:
     # Hydra would compose every job, one after the other, before it starts any; the plan has looked at every value
     Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
     try:
-        yield
+        with shown:
+            yield
     finally:
         plugins.instantiate_launcher = make  # type: ignore[method-assign]
         Sweeper.validate_batch_is_legal = legal  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,10 @@ def of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def records(folder: Path) -> dict[int, dict[str, Any]]:
-    """Job number -> record, of every job that began."""
-    found = {int(path.stem): read_json(path) for path in folder.glob("[0-9]*.json")}
+def records(folder: Path, known: Container[int] = ()) -> dict[int, dict[str, Any]]:
+    """Job number -> record, of every job that began, those known left out."""
+    paths = {int(path.stem): path for path in folder.glob("[0-9]*.json")}
+    found = {number: read_json(path) for number, path in paths.items() if number not in known}
     return {number: record for number, record in found.items() if record is not None}
 
 
