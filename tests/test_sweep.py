@@ -254,3 +254,24 @@ def test_an_experiment_that_returns_no_state_has_failed(tmp_path):
     with sweep.opened(tmp_path, {}, [[]]) as folder:
         sweep.recorded(folder, 0, [], lambda: {"state": None})
     assert sweep.rows(folder)[0]["error"] == "TypeError: the experiment returned the state None"
+
+
+def test_what_launched_the_jobs_is_read_off_their_records(tmp_path):
+    """Fault: the number of workers asked for is taken for the number that ran."""
+    with sweep.opened(tmp_path, {"launcher": "joblib"}, [[]] * 4) as folder:
+        for job, (pid, began, seconds, attempt) in enumerate(
+            [(1, 0, 5, 1), (2, 1, 3, 2), (1, 5, 2, 1), (2, 4.5, 9, 1)]
+        ):
+            record = {"job": job, "state": "finished", "host": "a", "pid": pid, "attempt": attempt}
+            record |= {"began": began, "seconds": seconds, "directory": "d"}
+            (folder / f"{job:05d}.json").write_text(json.dumps(record))
+    found = sweep.of(folder)
+    # the first ends at the instant at which the third begins
+    assert {key: found[key] for key in ("hosts", "workers", "concurrent", "again", "seconds")} == {
+        "hosts": 1,
+        "workers": 2,
+        "concurrent": 2,
+        "again": 1,
+        "seconds": 13.5,
+    }
+    assert found["launcher"] == "joblib" and found["ended"]
