@@ -77,7 +77,7 @@ def drift(levels: pd.DataFrame, error: str = "kept", columns: str = "precision.n
     told = [
         f"A longer ring lowers it by more than a factor {FACTOR:g}: {better.told('up to {} times')}.",
         f"It raises it by more: {worse.told('up to {} times')}.",
-        f"No level at the end, in most runs of an input: {grows.told('up to {} runs')}.",
+        f"Still growing at the end, in most runs of an input: {grows.told('up to {} runs')}.",
         f"Not finite: {lost.told()}.",
     ]
     return Answer(head + "\n\n" + grid(["variant", *map(str, across)], body) + "\n\n" + " ".join(told))
@@ -109,11 +109,7 @@ def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) 
     # the name of a check ends with its inequality
     checks = {name: check for name, check in found["checks"].items() if check is not None}
     holds = [name.split(":")[0] for name, check in checks.items() if check["holds"]]
-    fails = [
-        f"{name.split(':')[0]} (worst {number(float(check['worst']))}, limit {number(check['limit'])})"
-        for name, check in checks.items()
-        if not check["holds"]
-    ]
+    fails = [f"{name} (worst {number(float(check['worst']))})" for name, check in checks.items() if not check["holds"]]
     formats = len(set(points["format"]))
     head = f"Longest safe window of {longest}, least and most over {formats} formats; safe: error at most {safe:g} n u:"
     collapse = {m: f["fp32/ieee"]["median"] for m, f in found["collapse"].items() if "fp32/ieee" in f}
@@ -122,7 +118,7 @@ def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) 
         f"Safe up to {longest} in every format and for any beta: {named(throughout)}.",
         f"Not so, with the longest window that is safe in all formats: {named(beyond)}.",
         f"Error over u max|A|^p where that power is 1,000 or more, median in fp32/ieee: {named(decides)}.",
-        f"Predictions that hold: {'; '.join(holds) or 'none'}. That fail: {'; '.join(fails) or 'none'}.",
+        f"Predictions that hold: {'; '.join(holds) or 'none'}. That fail, of all they name: {'; '.join(fails) or 'none'}.",
     ]
     return Answer(f"{head}\n\n{grid(['inverse', 'beta up to 1', 'any beta'], body)}\n\n{' '.join(told)}")
 
@@ -161,13 +157,11 @@ def front(frame: pd.DataFrame, x: str = "bytes_token", y: str = "kept_max") -> A
     table = grid(["design", x, y], body)
     if best.empty:
         return Answer(f"No point has a finite {x} and {y}: {len(frame)} rows, {bad} errors not finite.")
-    first, last = best.iloc[0], best.iloc[-1]
-    cost, gain = float(last[x]) / float(first[x]), (float(first[y]), float(last[y]))
+    cost = costs[-1] / costs[0]
     return Answer(
         f"{len(best)} of {len(frame)} points are on the front:\n\n{table}\n\n"
-        f"From its cheap end to its exact end the error falls from {number(gain[0])} ({first['variant']}) to "
-        f"{number(gain[1])} ({last['variant']}) for {cost:.3g} times the bytes. Never on it: {named(never)}. "
-        f"Errors that are not finite: {bad}."
+        f"From its cheap end, {body[0][0]}, to its exact end, {body[-1][0]}, the error falls from {body[0][2]} to "
+        f"{body[-1][2]} for {cost:.3g} times the bytes. Never on it: {named(never)}. Errors that are not finite: {bad}."
     )
 
 
@@ -194,11 +188,10 @@ def gates(table: pd.DataFrame, by: str, error: str = "kept_fro") -> Answer:
     known = table.loc[table[by] == groups[0], "memory"].max()
     alike = table[table["memory"] <= known]
     for other in groups[1:]:
-        told.append(f"The largest error is more than {APART:g} times that of {groups[0]} with {other} in")
-        told.append(f"{named(_apart(table, by, error, groups[0], other))}; of its")
         count = len(alike[alike[by] == other].drop_duplicates(["slot", "head"]))
-        told.append(f"{count} heads that remember no longer than any of {groups[0]}, in")
-        told.append(f"{named(_apart(alike, by, error, groups[0], other))}.")
+        told.append(f"With {other} the largest error is more than {APART:g} times that with {groups[0]} in")
+        told.append(f"{named(_apart(table, by, error, groups[0], other))}. Among its {count} heads whose memory is")
+        told.append(f"within the longest of {groups[0]}, so in {named(_apart(alike, by, error, groups[0], other))}.")
     titles = ["variant", *map(str, groups)]
     head = f"{error} at the end, of the head with the shortest → longest memory, and the largest of all heads:"
     return Answer(f"{head}\n\n{grid(titles, body)}\n\n" + " ".join(told))

@@ -20,16 +20,16 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from harness import provenance
-from harness.config import Config, validate
+from harness.composed import checked
+from harness.config import Config
 from harness.cores import sharing
 from harness.errors import ConfigError
 from harness.experiments import EXPERIMENTS
 from harness.groups import config_dir
 from harness.progress import shown
-from harness.refusals import check_keys, check_variants, no_option, refusal, refusing
+from harness.refusals import refusing
 from harness.rundir import RunBusyError
 from harness.sweeps import search, sweep
 from harness.sweeps.launching import HERE, enduring
@@ -48,21 +48,6 @@ def _register() -> None:
 
 
 _register()
-
-
-def checked(cfg: DictConfig) -> Config:
-    """The typed configuration of a composed one. Raises ConfigError."""
-    try:
-        check_keys(cfg, Config())
-        config = OmegaConf.to_object(cfg)
-    except OmegaConfBaseException as error:
-        raise refusal(error, []) from error
-    assert isinstance(config, Config)
-    validate(config)
-    check_variants(config.variants)
-    if config.experiment not in EXPERIMENTS:
-        raise no_option("experiment", config.experiment, list(EXPERIMENTS))
-    return config
 
 
 def execute(config: Config) -> dict[str, Any]:
@@ -163,7 +148,7 @@ def run_sweep(overrides: list[str], expect: int | None = None, show: bool = Fals
     planned = plan(overrides)
     if planned.jobs is None:
         search.quiet()
-    if expect is not None and (planned.jobs is None or len(planned.jobs) != expect):
+    if expect is not None and planned.total != expect:
         raise ConfigError(f"--expect: {expect} jobs expected, the command makes {planned.text()}")
     if show:
         for number, job in enumerate(planned.jobs or []):
@@ -180,7 +165,7 @@ def run_sweep(overrides: list[str], expect: int | None = None, show: bool = Fals
             with enduring(planned.progress):
                 _hydra(Job(), overrides, flags)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"records in {folder}") from None
+            raise KeyboardInterrupt(*[f"records in {folder}"][: sweep.started(folder)]) from None
         except Exception as error:
             # the table says which job that was
             if not sweep.started(folder):

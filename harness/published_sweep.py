@@ -44,7 +44,8 @@ OWN = ("config", "seeds", "command", "started", "ended", "seconds", "stages", "h
 
 def write(folders: Sequence[Path], work: Path) -> None:
     """The files of the published sweep, or of several as one table, into work. Raises HarnessError."""
-    results = [result for folder in folders for result in runs_of(folder)]
+    # two jobs may have asked for one run
+    results = list({result.hash: result for folder in folders for result in runs_of(folder)}.values())
     levels = gather(list(folders))
     _save(copied.rounded(_levels(levels, results)), work / "levels.parquet")
     _save(pooled(levels, results), work / "quantiles.parquet")
@@ -70,7 +71,7 @@ def _launched(folder: Path) -> dict[str, Any]:
 
 
 def runs_of(folder: Path) -> list[Result]:
-    """The run of every job, each once. Raises HarnessError unless all are finished, of this source, with flushes."""
+    """The run of every job. Raises HarnessError unless all are finished, of this source, with flushes."""
     found: list[Result] = []
     refused: Counter[str] = Counter()
     for entry in entries_of(folder):

@@ -69,7 +69,7 @@ def test_a_law_without_a_level_is_named():
     """Faults: a growing design left out, one that has saturated or falls accused, runs miscounted."""
     grows = f"{BF16} (up to 4 runs)"
     for law, found in (("√t", grows), ("diverged @9", grows), ("sat. τ=2k", "none"), ("t^-0", "none")):
-        assert sentence(answers.drift(drifting(1, 1, law)), "No level").partition(": ")[2] == found
+        assert sentence(answers.drift(drifting(1, 1, law)), "Still growing").partition(": ")[2] == found
 
 
 def test_like_findings_are_told_together():
@@ -105,7 +105,7 @@ def test_an_unsafe_inverse_is_no_safe_one():
         assert sentence(answer, "Not so").endswith(f": {lost}")
     for answer, holds, fails in (
         (good, "P1 substitution, fp32", ""),
-        (bad, "", "P1 substitution, fp32 (worst 100, limit 4)"),
+        (bad, "", "P1 substitution, fp32: error / n u <= 4 (worst 100, substitution in fp32/ieee)"),
     ):
         held, failed = sentence(answer, "Predictions"), sentence(answer, "That fail")
         assert ("P1" in held, "P1" in failed) == (bool(holds), bool(fails)) and holds in held and fails in failed
@@ -132,7 +132,8 @@ def test_the_front_is_read_from_the_points():
     answer = answers.front(
         tables.cost_levels(("cheap", 1, 1e-2), ("exact", 2, 1e-6), ("bad", 3, 1e-3), ("bad", 4, np.nan))
     )
-    assert "falls from 0.01 (cheap) to 1.0e-06 (exact) for 2 times the bytes. Never on it: bad." in answer.text
+    said = "From its cheap end, cheap, to its exact end, exact, the error falls from 0.01 to 1.0e-06 for 2 times the bytes."
+    assert f"{said} Never on it: bad." in answer.text
     assert answer.text.endswith("Errors that are not finite: 1.")
     turned = answers.front(tables.cost_levels(("cheap", 1, 1e-6), ("exact", 2, 1e-2), ("bad", 3, np.nan)))
     assert turned.text.startswith("1 of 3 points") and "Never on it: exact, bad." in turned.text
@@ -165,7 +166,9 @@ def test_a_run_that_drifts_is_told_from_one_that_remembers(error, memory, everyw
     """Faults: NaN taken for no difference, a longer memory taken for another text, `10 times` typed."""
     answer = answers.gates(heads(decayed(error, memory), by="run"), "run")
     count = int(memory == 10)
-    said = f"that of x with y in {everywhere}; of its {count} heads that remember no longer than any of x, in {alike}."
+    said = (
+        f"that with x in {everywhere}. Among its {count} heads whose memory is within the longest of x, so in {alike}."
+    )
     assert answer.text.endswith(said)
 
 

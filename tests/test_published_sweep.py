@@ -165,6 +165,8 @@ def test_sweeps_published_together_are_one_table(folder, tmp_path, capsys):
     found = load("results/both")
     assert set(found["precision.name"]) == {"own", "fp32"} and found["run"].nunique() == 7
     said = json.loads(Path("results/both/sweep.json").read_text())
+    manifest = json.loads(Path("results/both/manifest.json").read_text())
+    assert manifest["runs"] == 7 and manifest["run_seconds"] == 7.0
     assert said["jobs"] == 8 and [each["jobs"] for each in said["beside"]] == [2]
     assert publish.main([str(folder), str(other), "three"]) == 2
     assert "no sweep; only sweeps are published together" in capsys.readouterr().err

@@ -103,13 +103,34 @@ def test_an_error_that_is_not_finite_does_not_stop_a_study(faked):
 
 def test_a_job_that_fails_is_a_failed_trial_and_the_study_goes_on(faked, caplog):
     """Fault: one refused design ends a night's search, or counts as a good one, or is told of twice."""
-    status, found, err = faked({BUG: 0.0, 8: 0.25, 9: 0.5}, "hydra.sweeper.n_trials=8")
+    status, found, err = faked(
+        {BUG: 0.0, 8: 0.25, 9: 0.5}, "hydra.sweeper.n_trials=8", "hydra.sweeper.max_failure_rate=1.0"
+    )
     failed = found["decode.tokens"] == BUG
     assert status == 1 and len(found) == 8 and failed.any() and not failed.all()
     assert (found["state"] == "failed").tolist() == failed.tolist() and found["value"][failed].isna().all()
     assert set(found["note"][failed]) == {"ZeroDivisionError: planted bug"}
     assert set(found["decode.tokens"]) == {BUG, 8, 9} and study.best(found)["decode.tokens"] == 8
     assert err == "" and not caplog.records
+
+
+def test_a_search_stops_where_too_many_trials_fail(faked):
+    """Fault: hydra.sweeper.max_failure_rate without effect, as no failure reaches the sweeper."""
+    status, found, err = faked({BUG: 0.0, 9: 0.5}, "hydra.sweeper.n_trials=8", "hydra.sweeper.max_failure_rate=0.0")
+    assert status == 1 and len(found) < 8 and found["state"].tolist()[-1] == "failed"
+    assert err == "harness: the sweep stopped: ZeroDivisionError: planted bug\n"
+
+
+def test_a_search_is_counted_before_it_runs(command):
+    """Fault: a search whose length is given cannot be checked for it."""
+    small = ["-m", "sweep=least_error", "hydra.sweeper.n_trials=5", "--plan"]
+    assert command(*small, "--expect", "5")[0] == 0
+    status, _, err = command(*small, "--expect", "6")
+    assert status == 2 and "--expect: 6 jobs expected, the command makes 5 jobs chosen by optuna" in err
+    for key in ("n_trials", "n_jobs"):
+        status, _, err = command("-m", "sweep=least_error", f"hydra.sweeper.{key}=0")
+        assert (status, err) == (2, f"harness: error: hydra.sweeper.{key}: 0 is not an integer above 0\n")
+    assert not seen
 
 
 def test_a_search_without_m_is_refused(command):

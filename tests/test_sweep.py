@@ -213,6 +213,12 @@ def test_the_jobs_planned_are_the_jobs_that_ran(command, tmp_path, swept):
         (["hydra.mode=RUN"], "hydra.mode: cannot be set"),
         (["hydra/launcher=none_such"], "hydra/launcher: no option 'none_such'"),
         (["decode.beta=interval(0,1)"], "decode.beta=interval(0,1): "),
+        (["sweep=precision_ring,error_budget"], "sweep: one study at a time"),
+        (["decode.tokens=-1", "seed=0,1"], "decode.tokens: -1 is below 1"),
+        (["variants=[nosuch]", "seed=0,1"], "variants: no option 'nosuch'"),
+        (["+seed=5", "ring.length=16,32"], "seed: unknown key"),
+        (["seed=range(0)"], "decode.seed=range(0): no values"),
+        (["seed=0,1", "decode.seed=2,3"], "seed: is short for decode.seed"),
     ],
     ids=str,
 )
@@ -220,6 +226,23 @@ def test_a_refused_sweep_leaves_nothing(command, tmp_path, argv, key):
     status, out, err = command("-m", *argv)
     assert (status, out) == (2, "") and err.startswith(f"harness: error: {key}") and err.count("\n") == 1
     assert not seen and not list(tmp_path.iterdir())
+
+
+def test_a_value_that_another_swept_one_may_mend_is_left_to_its_job(command):
+    """Fault: a sweep refused for its first job, where the second is sound."""
+    status, table, _ = command("-m", "decode.window=8", "ring.max_window=4,8", "decode.tokens=7")
+    assert status == 1 and "1 failed, 1 finished" in table and len(seen) == 1
+
+
+def test_jobs_on_another_machine_are_taken_at_their_word(tmp_path):
+    """Fault: a sweep under way elsewhere on a shared folder reads as failed."""
+    with sweep.opened(tmp_path, {}, [["a"], ["b"]]) as folder:
+        far = {"job": 0, "state": "running", "host": "elsewhere", "pid": 1, "process_start": "1"}
+        (folder / "00000.json").write_text(json.dumps(far))
+        own = json.loads((folder / "sweep.json").read_text())
+        (folder / "sweep.json").write_text(json.dumps(own | {"host": "elsewhere"}))
+        assert [row["state"] for row in sweep.rows(folder)] == ["running", "waiting"]
+    assert [row["state"] for row in sweep.rows(folder)] == ["failed", "failed"]
 
 
 def test_an_unwritable_results_dir_is_refused_before_any_job(command, tmp_path):

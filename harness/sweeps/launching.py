@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,16 @@ class Enduring(Launcher):
         self._to_the_end(list(jobs))
         self._draw()
         ended = sweep.records(self.folder)
-        return [_returned(overrides, ended.get(number, {})) for number, overrides in jobs.items()]
+        return [self._returned(overrides, ended.get(number, {})) for number, overrides in jobs.items()]
+
+    def _returned(self, overrides: list[str], record: dict[str, Any]) -> JobReturn:
+        value = (record.get("objective") or {}).get("value", record.get("state"))
+        # Hydra's own sweeper would print a failure and stop at it; one that learns decides by its max_failure_rate
+        lost = self.planned is None and record.get("state") not in sweep.DONE
+        made = Lost if lost else JobReturn
+        return made(
+            overrides=overrides, status=JobStatus.COMPLETED, _return_value=record.get("error") if lost else value
+        )
 
     # --- one batch --------------------------------------------------------------------------------------------
 
@@ -138,7 +147,8 @@ class Enduring(Launcher):
             # the jobs are in sessions of their own, which Ctrl-C does not reach
             threads.shutdown(wait=False, cancel_futures=True)
             for record in self._running():
-                os.kill(record["pid"], signal.SIGINT)
+                with suppress(ProcessLookupError):
+                    os.kill(record["pid"], signal.SIGINT)
             raise
         threads.shutdown()
         for future in futures:
@@ -193,10 +203,29 @@ def stretches(numbers: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _returned(overrides: list[str], record: dict[str, Any]) -> JobReturn:
-    # always complete: a failure is in the record, and Hydra would print it and stop at it
-    value = (record.get("objective") or {}).get("value", record.get("state"))
-    return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=value)
+class Lost(JobReturn):
+    """A job without a value; the record has its error."""
+
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        """Raises HarnessError; Hydra's own would print a line first."""
+        raise HarnessError(str(self._return_value or "died while running"))
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """Ctrl-C waits: what is compiled inside would swallow it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -209,9 +238,10 @@ def enduring(progress: bool | None) -> Iterator[None]:
     def made(hydra_context: Any, task_function: Any, config: DictConfig) -> Launcher:
         name = launcher_of(config)
         if name != "basic":
-            # compiled once: every worker would do it for itself
-            import harness.compiled.inspect
-            import harness.compiled.lockstep  # noqa: F401
+            with _held():
+                # compiled once: every worker would do it for itself
+                import harness.compiled.inspect
+                import harness.compiled.lockstep  # noqa: F401
         inner: Any = make(hydra_context, task_function, config)
         if name == "ray":
             with open_dict(inner.ray_cfg):

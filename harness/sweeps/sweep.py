@@ -61,7 +61,8 @@ def of(folder: Path) -> dict[str, Any]:
     """sweep.json. Raises HarnessError where there is none."""
     found = read_json(folder / "sweep.json")
     if found is None:
-        raise HarnessError(f"{folder}: no sweep (it has no sweep.json)")
+        why = "its sweep.json cannot be read" if (folder / "sweep.json").exists() else "no sweep (it has no sweep.json)"
+        raise HarnessError(f"{folder}: {why}")
     return found
 
 
@@ -168,7 +169,7 @@ def rows(folder: Path, numbers: Sequence[int] | None = None) -> list[dict[str, A
     planned, found = whole["jobs"], records(folder)
     last = max(found, default=-1) + 1
     count = last if planned is None else len(planned)
-    live = whole.get("ended") is None and alive(whole) and whole.get("host") == platform.node()
+    live = whole.get("ended") is None and "host" in whole and alive(whole)
     result = []
     for number in range(max(count, last)) if numbers is None else numbers:
         asked = planned[number] if planned and number < count else []
