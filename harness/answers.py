@@ -109,7 +109,11 @@ def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) 
     # the name of a check ends with its inequality
     checks = {name: check for name, check in found["checks"].items() if check is not None}
     holds = [name.split(":")[0] for name, check in checks.items() if check["holds"]]
-    fails = [f"{name} (worst {number(float(check['worst']))})" for name, check in checks.items() if not check["holds"]]
+    fails = [
+        f"{name} (worst {number(float(check['worst']))}, {check.get('method')} in {check.get('format')})"
+        for name, check in checks.items()
+        if not check["holds"]
+    ]
     formats = len(set(points["format"]))
     head = f"Longest safe window of {longest}, least and most over {formats} formats; safe: error at most {safe:g} n u:"
     collapse = {m: f["fp32/ieee"]["median"] for m, f in found["collapse"].items() if "fp32/ieee" in f}
@@ -118,7 +122,8 @@ def conditioning(inputs: pd.DataFrame, points: pd.DataFrame, safe: float = 4.0) 
         f"Safe up to {longest} in every format and for any beta: {named(throughout)}.",
         f"Not so, with the longest window that is safe in all formats: {named(beyond)}.",
         f"Error over u max|A|^p where that power is 1,000 or more, median in fp32/ieee: {named(decides)}.",
-        f"Predictions that hold: {'; '.join(holds) or 'none'}. That fail, of all they name: {'; '.join(fails) or 'none'}.",
+        f"Predictions that hold: {'; '.join(holds) or 'none'}.",
+        f"That fail, for all they name: {'; '.join(fails) or 'none'}.",
     ]
     return Answer(f"{head}\n\n{grid(['inverse', 'beta up to 1', 'any beta'], body)}\n\n{' '.join(told)}")
 

@@ -132,8 +132,8 @@ def test_the_front_is_read_from_the_points():
     answer = answers.front(
         tables.cost_levels(("cheap", 1, 1e-2), ("exact", 2, 1e-6), ("bad", 3, 1e-3), ("bad", 4, np.nan))
     )
-    said = "From its cheap end, cheap, to its exact end, exact, the error falls from 0.01 to 1.0e-06 for 2 times the bytes."
-    assert f"{said} Never on it: bad." in answer.text
+    said = "From its cheap end, cheap, to its exact end, exact, the error falls from 0.01 to 1.0e-06"
+    assert f"{said} for 2 times the bytes. Never on it: bad." in answer.text
     assert answer.text.endswith("Errors that are not finite: 1.")
     turned = answers.front(tables.cost_levels(("cheap", 1, 1e-6), ("exact", 2, 1e-2), ("bad", 3, np.nan)))
     assert turned.text.startswith("1 of 3 points") and "Never on it: exact, bad." in turned.text
