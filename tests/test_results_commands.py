@@ -11,7 +11,7 @@ from fake_runs import F, make, swept, truncated
 
 from harness.provenance import read_json, write_json
 from harness.results import __main__ as command
-from harness.results import exporting, load
+from harness.results import exporting, load, printing, showing
 
 
 @pytest.fixture
@@ -181,6 +181,15 @@ def test_no_number_of_many_variants_breaks(call, tmp_path):
     assert max(map(len, table)) <= 80
     numbers = [word for line in table if line[:2].strip() in ("8", "16") for word in line.split()[1:]]
     assert sorted(numbers) == sorted(f"{x:.1e}" for x in variants.values() for _ in runs)
+
+
+def test_keys_give_way_to_numbers(capsys):
+    """Fault: where the keys alone fill the line, the numbers are squeezed with them."""
+    config = {f"group.a_long_key_{i}": f"a_long_value_{i}" for i in range(12)}
+    (table,) = showing.pivot([(config, "exact_fold", 1.2e-6)], "served_max", 80)
+    printing.console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and any(line.endswith(" 1.2e-06") for line in lines)
 
 
 def test_over_seeds_a_failure_is_the_level(call, tmp_path):
