@@ -73,6 +73,18 @@ def make(
     return directory
 
 
+def resummarised(directory: Path, summary: dict[str, Any]) -> None:
+    """Make it the summary that a finished run was written with."""
+    write_json(directory / "summary.json", summary)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    write_json(directory / "manifest.json", manifest | {"files": checksums(directory)})
+
+
+def truncated(path: Path) -> None:
+    """Keep the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 def swept(root: Path, jobs: list[tuple[str, Path | None]], name: str = "abcdef01") -> Path:
     """The folder of a sweep; jobs: (state, directory of its run) each, "absent" for one that left no record."""
     folder = root / "sweeps" / name

@@ -1,5 +1,6 @@
 """Loading results: every row beside its own configuration, no failure dressed up, no absence unnoticed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from fake_runs import HEADS, LEVELS, F, make, swept
+from fake_runs import HEADS, LEVELS, F, make, resummarised, swept, truncated
 
 from harness import cli
 from harness.errors import HarnessError
@@ -110,7 +112,7 @@ def test_what_only_one_run_lacks_is_said_of_that_run(tmp_path):
     directory = make(tmp_path, "b", {"chunked_bf16": 1e-3}, decode__seed=1)
     summary = read_json(directory / "summary.json")
     del summary["variants"]["chunked_bf16"]["end"]["o"]
-    write_json(directory / "summary.json", summary)
+    resummarised(directory, summary)
     frame = load(tmp_path)
     assert recorded(frame, "chunked_bf16", "o_max") and "ratio_kept" in frame.attrs["missing"]["chunked_bf16"]
     assert frame.attrs["missing_in"] == {directory.name: {"chunked_bf16": ["o_median", "o_max"]}}
@@ -146,6 +148,55 @@ def test_a_whole_sweep_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load(swept(tmp_path, [("finished", make(tmp_path, "a"))])).attrs["left_out"] == []
+
+
+def altered(path: Path) -> None:
+    """One digit of a number."""
+    text = path.read_text()
+    write_json(path, read_json(path) | {"seconds": 7})
+    assert path.read_text() != text
+
+
+@pytest.mark.parametrize(("spoil", "says"), [(truncated, "not JSON"), (altered, "not as it was written")])
+def test_a_spoilt_summary_is_damage_and_not_a_run_without_levels(tmp_path, spoil, says):
+    """Fault: a job whose summary breaks off is gone without a word, or altered numbers are read as genuine."""
+    runs = [make(tmp_path, name, decode__seed=i) for i, name in enumerate("ab")]
+    folder = swept(tmp_path, [("finished", run) for run in runs])
+    spoil(runs[1] / "summary.json")
+    message = f"{folder}: 1 jobs are not there (00001 damaged, summary.json is {says})"
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
+        frame = load(folder)
+    assert frame.attrs["left_out"] == [(str(runs[1]), f"damaged, summary.json is {says}")] and len(frame) == 2
+
+
+def test_a_job_that_has_other_tables_is_not_missed(tmp_path):
+    """Fault: a sweep is said to lack a job that was never to have levels."""
+    runs = [make(tmp_path, name, decode__seed=i) for i, name in enumerate("ab")]
+    folder = swept(tmp_path, [("finished", run) for run in runs])
+    resummarised(runs[1], {"speed": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(folder).attrs["left_out"] == [(str(runs[1]), "no levels")]
+
+
+def test_a_table_that_breaks_off_while_it_is_read_says_where(tmp_path):
+    """Fault: of a thousand runs one has a flipped byte, and the error does not tell which."""
+    make(tmp_path, "a")
+    sick = make(tmp_path, "b", decode__seed=1)
+    path = sick / "flushes.parquet"
+    raw, column = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    raw[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(raw)
+    with pytest.raises(HarnessError, match=f"^{sick}: damaged, flushes.parquet is not readable as Parquet"):
+        load(tmp_path, "flushes")
+
+
+def test_one_name_need_not_be_a_list(tmp_path):
+    """Fault: a text is taken for its letters."""
+    make(tmp_path, "a")
+    frame = load(tmp_path, columns="kept_median", variants="exact_fold")
+    assert list(frame) == ["kept_median"] and len(frame) == 1
 
 
 def test_runs_of_other_source_are_told_apart(tmp_path):
@@ -211,6 +262,7 @@ def test_a_damaged_run_is_left_out_by_name_and_refused_alone(tmp_path, how, stat
     [
         ({"path": "nowhere"}, "nowhere: no such folder"),
         ({"path": "empty"}, "empty: holds neither runs nor sweeps"),
+        ({"path": []}, "path: an empty list"),
         ({"table": "points"}, r"no finished run with points \(.*no points.parquet"),
         ({"columns": ["nonsense"]}, "columns: nonsense: not in levels"),
         ({"config": ["ring.lenght"]}, "config: ring.lenght: no key of these runs"),
@@ -222,7 +274,8 @@ def test_what_is_not_there_is_one_line(tmp_path, given, says):
     """Fault: an empty frame for a misspelt name."""
     make(tmp_path, "a")
     (tmp_path / "empty").mkdir()
-    given = given | {"path": tmp_path / given.get("path", "")}
+    path = given.get("path", "")
+    given = given | {"path": tmp_path / path if isinstance(path, str) else path}
     with pytest.raises(HarnessError, match=says) as caught:
         load(**given)
     assert "\n" not in str(caught.value)

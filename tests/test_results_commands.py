@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from fake_runs import F, make, swept
+from fake_runs import F, make, swept, truncated
 
 from harness.provenance import read_json, write_json
 from harness.results import __main__ as command
-from harness.results import exporting, load
+from harness.results import exporting, load, printing, showing
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_list_shows_every_run_with_what_tells_it_apart(call, results):
     assert lines["abcdef01"].split()[:4] == ["abcdef01", "3", "2", "1"]
 
 
+def test_list_a_sweep_names_its_lost_jobs(call, results):
+    """Fault: a job that left no run has no hash, and ends the list of its sweep in a traceback."""
+    folder = swept(results, [("failed", None), ("absent", None), ("finished", Path("drift/gone"))], "abcdef02")
+    status, out, _ = call("list", folder)
+    lines = [line.split()[:2] for line in out.splitlines()]
+    assert status == 0 and "ZeroDivisionError: planted" in out
+    assert all(line in lines for line in (["00000", "failed"], ["00001", "failed"], ["gone", "missing"]))
+
+
 @pytest.mark.parametrize(
     ("argv", "runs"),
     [
@@ -56,7 +65,7 @@ def test_list_shows_every_run_with_what_tells_it_apart(call, results):
         (["ring.length=16", "--state", "finished"], {"a1600000"}),
         (["--state", "failed,stale"], {"ffffffff", "stale000"}),
         (["model.name=tiny", "ring.length=8", "--experiment", "drift"], {"a8000000"}),
-        (["--experiment", "bench"], set()),
+        (["--state", "killed"], set()),
         (["results/runs/sweeps/abcdef01", "--state", "finished"], {"a8000000", "a1600000"}),
     ],
 )
@@ -65,6 +74,62 @@ def test_filters_choose(call, results, argv, runs):
     status, out, _ = call("list", *argv)
     assert status == 0
     assert {line.split()[0] for line in out.splitlines() if line[:8].strip() in {*runs, "a8000000", "a1600000"}} == runs
+
+
+def test_list_and_show_name_a_damaged_run(call, results):
+    """Fault: a run whose summary breaks off is listed as finished, and its sweep is shown without it in silence."""
+    sick = results / "drift" / "a8".ljust(16, "0")
+    sweep = swept(results, [("finished", sick), ("finished", results / "drift" / "a16".ljust(16, "0"))], "abcdef02")
+    truncated(sick / "summary.json")
+    line = next(line for line in call("list")[1].splitlines() if line.startswith("a8000000"))
+    assert line.split()[1] == "damaged"
+    assert "a8000000" in call("list", "--state", "damaged")[1]
+    status, out, _ = call("show", sweep)
+    assert status == 1 and f"job 0: {sick}: damaged, summary.json is not JSON\n" in out
+    write_json(sick / "manifest.json", read_json(sick / "manifest.json") | {"files": {}})
+    status, out, _ = call("show", "a8")
+    assert status == 1 and "no levels: damaged, summary.json is not JSON\n" in out
+
+
+def test_one_unreadable_sweep_does_not_hide_the_others(call, results):
+    """Fault: a sweep.json that breaks off ends the list, or is said not to be there."""
+    sick = swept(results, [("finished", None)], "0bad0bad")
+    truncated(sick / "sweep.json")
+    status, out, _ = call("list")
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line[:1].strip()}
+    assert status == 0 and lines["abcdef01"][:2] == ["abcdef01", "3"]
+    assert lines["0bad0bad"] == ["0bad0bad", "unreadable", "sweep.json"]
+    assert "unreadable sweep.json" in call("show", sick)[2] and "has no sweep.json" not in call("show", sick)[2]
+
+
+NAME = "a_published_name_that_is_as_long_as_fifty_four_letters"
+
+
+def test_long_names_of_published_runs_and_sweeps_keep_the_columns(call, tmp_path):
+    """Fault: one long name breaks the headers of all, or is cut."""
+    root = tmp_path / "results"
+    make(root, "x", more={"published": {"run": "9" * 16}}).rename(root / NAME)
+    make(root, "y", more={"published": {"run": "8" * 16}}).rename(root / "short")
+    sweep = root / f"{NAME}_too"
+    sweep.mkdir()
+    write_json(sweep / "sweep.json", {"command": ["decode.seed=1,2"], "jobs": 2, "launcher": "basic"})
+    (sweep / "levels.parquet").touch()
+    out = call("list", "results")[1]
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and {NAME, f"{NAME}_too"} <= set(lines)
+    assert "run   state     started          seconds" in out and "sweep jobs done failed running launcher" in out
+
+
+def test_list_names_a_published_sweep_itself(call, tmp_path):
+    """Fault: a path that `list` itself has printed holds nothing that fits."""
+    folder = tmp_path / "results/mine"
+    make(tmp_path, "x", more={"published": {"config": []}}).rename(tmp_path / "mine")
+    folder.parent.mkdir()
+    (tmp_path / "mine").rename(folder)
+    write_json(folder / "sweep.json", {"command": ["decode.seed=1,2"], "jobs": 2})
+    (folder / "levels.parquet").touch()
+    status, out, _ = call("list", "results/mine")
+    assert status == 0 and ["mine", "2", "2", "decode.seed=1,2"] in [line.split() for line in out.splitlines()]
 
 
 def test_list_knows_published_runs_and_sweeps(call, results, tmp_path):
@@ -107,6 +172,26 @@ def test_show_a_sweep_names_failures_and_spreads_levels(call, results):
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 80
 
 
+def test_no_number_of_many_variants_breaks(call, tmp_path):
+    """Fault: columns that do not fit are squeezed, and 1.0e-06 is 1.0e in one line and -06 in the next."""
+    variants = {f"a_rather_outlandish_variant_{i:02d}": 1e-6 * (i + 1) for i in range(12)}
+    runs = [make(tmp_path, f"{n}", variants, ring__length=n) for n in (8, 16)]
+    out = call("show", swept(tmp_path, [("finished", run) for run in runs]), "--level", "served_max")[1]
+    table = out[out.index("over seeds") :].splitlines()
+    assert max(map(len, table)) <= 80
+    numbers = [word for line in table if line[:2].strip() in ("8", "16") for word in line.split()[1:]]
+    assert sorted(numbers) == sorted(f"{x:.1e}" for x in variants.values() for _ in runs)
+
+
+def test_keys_give_way_to_numbers(capsys):
+    """Fault: where the keys alone fill the line, the numbers are squeezed with them."""
+    config = {f"group.a_long_key_{i}": f"a_long_value_{i}" for i in range(12)}
+    (table,) = showing.pivot([(config, "exact_fold", 1.2e-6)], "served_max", 80)
+    printing.console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and any(line.endswith(" 1.2e-06") for line in lines)
+
+
 def test_over_seeds_a_failure_is_the_level(call, tmp_path):
     """Fault: the median over seeds skips NaN, so that two failures of three seeds look like one sound run."""
     root, sick = tmp_path / "results/runs", np.full(F, 1e-3)
@@ -122,6 +207,10 @@ def test_over_seeds_a_failure_is_the_level(call, tmp_path):
         (["show", "a"], "a: is the beginning of "),
         (["show", "zzz"], "zzz: neither a folder nor the beginning of a hash in results/runs"),
         (["show", "abcdef01", "--level", "backend"], "--level: 'backend' is no number"),
+        (["show", "*"], "*: neither a folder nor the beginning of a hash in results/runs"),
+        (["show", "**"], "**: neither a folder nor the beginning of a hash in results/runs"),
+        (["list", "--state", "finishd"], "--state: finishd: not one of finished, stale, published, failed"),
+        (["list", "--experiment", "nosuch"], "--experiment: nosuch: not in results/runs, which has drift"),
         (["list", "ring.lenght=16"], "ring.lenght: no key of the runs"),
         (["list", "nowhere"], "nowhere: no such folder"),
         (["list", "a", "b"], "list: one PATH, not a, b"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_runs import F, make, swept
+from fake_runs import F, make, resummarised, swept, truncated
 
 from harness.provenance import read_json, write_json
 from harness.results import __main__ as command
@@ -22,7 +22,8 @@ def call(tmp_path, monkeypatch, capsys):
         status = command.main(["compare", *map(str, argv)])
         out, err = capsys.readouterr()
         # a path, or a row without a partner, is not cut
-        assert max((len(line) for line in out.splitlines() if line[:2] not in ("A:", "B:", "on")), default=0) <= 80
+        named = ("A:", "B:", "only in", "left out")
+        assert max((len(line) for line in out.splitlines() if not line.startswith(named)), default=0) <= 80
         return status, out, err
 
     return run
@@ -64,15 +65,38 @@ def test_two_equal_runs_and_two_different_ones(call, tmp_path):
     assert call(a, b, "--tolerance", "2.1")[0] == 0
 
 
-def test_runs_that_both_failed_are_not_equal(call, tmp_path):
-    """Fault: a variant that diverges in both commits passes for unchanged."""
+@pytest.mark.parametrize(
+    ("a", "b", "alike"),
+    [
+        (np.nan, np.nan, True),
+        (np.inf, np.inf, True),
+        (np.nan, np.inf, False),
+        (np.inf, -np.inf, False),
+        (np.nan, 1e-6, False),
+        (1e-6, np.inf, False),
+        (None, np.nan, False),
+        (1e-6, 1e-6, False),
+    ],
+)
+def test_failing_alike_is_neither_equal_nor_a_difference(a, b, alike):
+    """Fault: a level that failed on one side only, or otherwise on the other, is excused."""
+    pair = Pair("", "exact_fold", "served_max", a, b)
+    assert pair.failed_alike is alike and pair.differs(0.1) is (not alike and a != b)
+
+
+def test_levels_that_failed_on_both_sides_are_counted_apart(call, tmp_path):
+    """Fault: a variant that diverges in both commits passes for unchanged, or a run differs from itself."""
     sick = np.full(F, 1e-3)
     sick[-2:] = np.nan
-    paths = [make(tmp_path, name, {"exact_fold": sick}) for name in "ab"]
-    status, out, _ = call(*paths)
-    assert status == 1 and ["exact_fold", "served_max", "nan", "nan", "–", "differs"] in [
-        line.split() for line in out.splitlines()
-    ]
+    a, b = (make(tmp_path, name, {"exact_fold": sick, "null_arm": 1e-7}) for name in "ab")
+    status, out, _ = call(a, b)
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 0 and ["exact_fold", "served_max", "nan", "nan", "–", "not", "finite"] in lines
+    alike = sum(line[-2:] == ["not", "finite"] for line in lines)
+    assert f"0 of 14 levels outside 0.909..1.1\n{alike} levels not finite on both sides\n" in out
+    c = make(tmp_path, "c", {"exact_fold": 1e-3, "null_arm": 1e-7})
+    status, out, _ = call(a, c)
+    assert status == 1 and "on both sides" not in out
 
 
 def sweep_of(root: Path, factor: dict[int, float], variants: tuple[str, ...] = ("exact_fold", "null_arm")) -> Path:
@@ -106,6 +130,35 @@ def test_a_lost_job_alone_is_a_difference(call, tmp_path):
     assert call(a, b)[0] == 1 and call(b, a)[0] == 1
     c = sweep_of(tmp_path / "c", {8: 1, 16: 1}, ("exact_fold",))
     assert call(a, c)[0] == 1 and "ring.length=8 null_arm" in call(a, c)[1]
+
+
+def test_what_was_not_read_is_a_difference_and_is_named(call, tmp_path):
+    """Fault: two sweeps that failed or were damaged in the same job, or one of them, compare as equal."""
+    runs = [make(tmp_path, f"{n}", ring__length=n) for n in (8, 16)]
+    whole = swept(tmp_path, [("finished", runs[0])], "aaaaaaaa")
+    failed = swept(tmp_path, [("finished", runs[0]), ("failed", None)], "bbbbbbbb")
+    assert call(whole, whole)[0] == 0
+    for pair, side in (((whole, failed), "B"), ((failed, whole), "A")):
+        status, out, _ = call(*pair)
+        assert status == 1 and f"left out of {side}: {failed / '00001'}: failed\n" in out
+    damaged = swept(tmp_path, [("finished", run) for run in runs], "cccccccc")
+    truncated(runs[1] / "summary.json")
+    status, out, _ = call(whole, damaged)
+    assert status == 1 and f"left out of B: {runs[1]}: damaged, summary.json is not JSON\n" in out
+    # what never had levels is not missed
+    resummarised(runs[1], {"speed": 1})
+    status, out, _ = call(whole, damaged)
+    assert status == 0 and "left out" not in out
+
+
+def test_what_another_commit_has_not_finished_is_not_missed(call, commits):
+    """Fault: one failed run of whatever source makes every comparison of commits a difference."""
+    assert call("--commits", "bbbb", "bbbb", "--results", commits)[0] == 0
+    for source, status in (("9" * 16, 0), ("1" * 16, 1)):
+        record = {"state": "failed", "error": "planted", "source": source}
+        write_json(commits / "drift" / f"{source}.status.json", record)
+        found, out, _ = call("--commits", "bbbb", "bbbb", "--results", commits)
+        assert found == status and (f"{source}: failed" in out) is bool(status)
 
 
 COMMITS = {"old": "aaaa1111", "new": "bbbb2222", "edited": "bbbb2222+dirty"}

@@ -11,7 +11,9 @@ there. list prints what varies among the runs listed, and the sweeps. show takes
 compare joins two sweeps, or the runs of two commits or source digests, on their configurations. export takes .csv,
 .parquet, .json, .jsonl, .md and .tex.
 
-Exit status: 0; 1 where compare finds a difference, or show a failed job or a changed file; 2 refused, in one line.
+Exit status: 0; 1 where compare finds a level outside the tolerance, one that is not finite on one side only, a row
+without a partner, or a run that cannot be read, and where show finds a failed or damaged job or a changed file;
+2 refused, in one line. Levels that are not finite on both sides alike are counted apart and do not make it 1.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def _compare(options: argparse.Namespace) -> int:
     found = [comparing.compare(side[0], other, options.commits) for other in side[1:]]
     for comparison in found:
         compared.show(comparison, tolerance, printing.console())
-    return 0 if all(comparison.equal(tolerance) for comparison in found) else 1
+    return 0 if all(comparison.same(tolerance) for comparison in found) else 1
 
 
 def _export(options: argparse.Namespace) -> int:

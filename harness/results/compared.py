@@ -32,7 +32,11 @@ def show(found: Comparison, tolerance: float, console: Console) -> None:
         if rows:
             more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
             console.print(f"{text}, {len(rows)}: " + "; ".join(rows[:NAMED]) + more, soft_wrap=True)
-    flagged = [pair for pair in found.pairs if not pair.equal(tolerance)]
+    for text, side in (("A", found.a), ("B", found.b)):
+        for directory, state in side.unread:
+            console.print(f"left out of {text}: {directory}: {state}", soft_wrap=True)
+    flagged = [pair for pair in found.pairs if pair.differs(tolerance)]
+    alike = sum(pair.failed_alike for pair in found.pairs)
     if found.matched:
         single = len({pair.where for pair in found.pairs}) == 1
         console.print(_levels(found.pairs, tolerance) if single else _ratios(found.pairs, tolerance))
@@ -43,6 +47,8 @@ def show(found: Comparison, tolerance: float, console: Console) -> None:
         f"{len(found.pairs)} levels outside {1 / (1 + tolerance):.3g}..{1 + tolerance:.3g}",
         soft_wrap=True,
     )
+    if alike:
+        console.print(f"{alike} levels not finite on both sides")
 
 
 def ratio_text(ratio: float) -> str:
@@ -56,7 +62,7 @@ def level_text(x: float | None) -> str:
 def _levels(pairs: Sequence[Pair], tolerance: float) -> Table:
     drawn = grid("variant", "level", "A", "B", "B/A", "")
     for pair in pairs:
-        mark = "" if pair.equal(tolerance) else "differs"
+        mark = "not finite" if pair.failed_alike else "differs" if pair.differs(tolerance) else ""
         drawn.add_row(pair.variant, pair.metric, level_text(pair.a), level_text(pair.b), ratio_text(pair.ratio), mark)
     return drawn
 
@@ -74,7 +80,7 @@ def _ratios(pairs: Sequence[Pair], tolerance: float) -> Table:
             same += 1
             continue
         least, middle, largest = group_quantiles(ratios, np.zeros(len(own), int), [0, 0.5, 1])[0]
-        bad = sum(not pair.equal(tolerance) for pair in own)
+        bad = sum(pair.differs(tolerance) for pair in own)
         drawn.add_row(variant, metric, str(len(own)), *map(ratio_text, (least, middle, largest)), str(bad or ""))
     if same:
         drawn.caption = f"{same} of {len(groups)} levels are the same in every row"

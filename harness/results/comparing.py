@@ -1,7 +1,8 @@
 """Two sides side by side: where their configurations differ, and every level of every variant as a ratio B/A.
 
 Rows are joined on what varies within either side, and on the variant; rows without a partner are named. NaN and
-infinities equal nothing, least of all themselves: two runs that both failed have no level to agree in.
+infinities equal nothing, least of all themselves: two runs that both failed have no level to agree in. Where they
+failed alike, that is no difference either; such levels are counted apart.
 """
 
 from __future__ import annotations
@@ -41,8 +42,18 @@ class Pair:
         """|log ratio|, inf where there is none."""
         return abs(math.log(self.ratio)) if 0 < self.ratio < math.inf else math.inf
 
+    @property
+    def failed_alike(self) -> bool:
+        """Whether both are NaN, or the same infinity."""
+        if self.a is None or self.b is None or math.isfinite(self.a):
+            return False
+        return self.a == self.b or (math.isnan(self.a) and math.isnan(self.b))
+
     def equal(self, tolerance: float) -> bool:
         return self.distance <= math.log1p(tolerance)
+
+    def differs(self, tolerance: float) -> bool:
+        return not (self.equal(tolerance) or self.failed_alike)
 
 
 @dataclass
@@ -63,10 +74,10 @@ class Comparison:
     only_b: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
 
-    def equal(self, tolerance: float) -> bool:
-        """Whether every row has a partner and every level an equal one."""
-        lonely = self.only_a or self.only_b or not self.pairs
-        return not lonely and all(pair.equal(tolerance) for pair in self.pairs)
+    def same(self, tolerance: float) -> bool:
+        """Whether all was read, every row has a partner, and no level differs."""
+        lacking = self.only_a or self.only_b or not self.pairs or self.a.unread or self.b.unread
+        return not lacking and not any(pair.differs(tolerance) for pair in self.pairs)
 
 
 def compare(a: Side, b: Side, whole: bool = False) -> Comparison:

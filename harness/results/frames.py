@@ -27,8 +27,8 @@ def load(
     path: Paths,
     table: str = "levels",
     config: str | Sequence[str] = "varying",
-    columns: Sequence[str] | None = None,
-    variants: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    variants: str | Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """One row per (run, variant), or every row of another table, with what tells the runs apart beside it.
 
@@ -36,7 +36,8 @@ def load(
     of these; relative to the working directory.
     table: levels; or the stem of a Parquet file of the runs: flushes, quantiles, points, ...
     config: varying, the keys that differ among the runs; all; or a list of keys. Dotted keys name the columns.
-    columns: of the table's own columns, those wanted. variants: those kept; the oracle is one, in flushes.
+    columns: of the table's own columns, those wanted. variants: those kept; the oracle is one, in flushes. Each may be
+    one name.
 
     Text is categorical; so are the configuration's numbers beside rows of flushes. `run`, the content hash, is a column
     where there are several runs, `source` where there are several sources. Null and NaN are one in pandas:
@@ -44,14 +45,17 @@ def load(
     attrs["missing_in"] each run to those that only it lacks. attrs["config"] holds the keys that are the same in all
     runs, attrs["directories"] where each run lies, attrs["left_out"] what was not loaded, as (directory, state).
 
-    Warns in one line of a sweep whose jobs are not all there. Raises HarnessError for a path that holds nothing of the
-    table, and for a column, key or variant that is not there.
+    summary.json, which levels come from, is held against its checksum in the manifest; the large tables are not, as
+    that would read them whole: `python -m harness.results show` does. Warns in one line of a sweep whose jobs are not
+    all there or are damaged. Raises HarnessError for a path that holds nothing of the table, for a table that breaks
+    off while it is read, and for a column, key or variant that is not there.
     """
     from harness.results.gather import gather
 
     several = [path] if isinstance(path, str | os.PathLike) else list(path)
     gathered = gather([Path(p) for p in several], table, config, columns, variants)
-    for folder, lost in gathered.held.lost.items():
+    for folder, states in gathered.held.lost.items():
+        lost = [f"{number:05d} {state}" for number, state in sorted(states.items())]
         named = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
         warnings.warn(f"{folder}: {len(lost)} jobs are not there ({named})", stacklevel=2)
     return frame_of(gathered)

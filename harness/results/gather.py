@@ -38,10 +38,13 @@ def gather(
     paths: Sequence[Path],
     table: str = "levels",
     config: str | Sequence[str] = "varying",
-    columns: Sequence[str] | None = None,
-    variants: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
+    variants: str | Sequence[str] | None = None,
 ) -> Gathered:
     """The table of every run under paths; the arguments are those of harness.results.load."""
+    if not paths:
+        raise HarnessError("path: an empty list, where runs, sweeps or folders are named")
+    columns, variants = ([x] if isinstance(x, str) else x for x in (columns, variants))
     held = holdings(paths)
     # a published sweep that stands alone is a table already; beside others its runs have to be runs
     parts = parts_of(held, table, whole=len(held.results) == 1)

@@ -6,6 +6,8 @@ with its state, so that an absence is seen.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +17,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.provenance import read_json, source_digest
 from harness.results.keys import Flat, flat
-from harness.rundir import list_runs
+from harness.rundir import DamagedError, list_runs
 from harness.sweeps import sweep
 
 USED = ("finished", "stale", "published")
@@ -47,22 +49,53 @@ class Result:
     def config(self) -> Flat:
         return flat(self.manifest["config"])
 
-    def json(self, name: str) -> dict[str, Any] | None:
-        return read_json(self.directory / name)
+    def summary(self) -> dict[str, Any]:
+        """summary.json, {} where there is none. Raises DamagedError: not JSON, or not what the manifest says."""
+        path = self.directory / "summary.json"
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise DamagedError(f"damaged, summary.json cannot be read ({error.strerror or error})") from None
+        wanted = (self.manifest.get("files") or {}).get(path.name)
+        try:
+            found = json.loads(raw)
+        except ValueError:
+            raise DamagedError("damaged, summary.json is not JSON") from None
+        if wanted not in (None, hashlib.sha256(raw).hexdigest()) or not isinstance(found, dict):
+            raise DamagedError("damaged, summary.json is not as it was written")
+        return found
 
 
 @dataclass
 class Holdings:
     """What some paths hold together, each run once.
 
-    left_out: (directory, state) of what is not finished. lost: the jobs that a sweep lacks. under: the directories,
-    resolved, that each path led to.
+    left_out: (directory, state) of what is not finished, is damaged, or has no such table. other: those of it that
+    are sound and have other tables. under: the directories, resolved, that each path led to. jobs: directory, resolved
+    -> (path of the sweep, number) of each job that led to it.
     """
 
     results: list[Result] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    lost: dict[str, list[str]] = field(default_factory=dict)
+    other: set[str] = field(default_factory=set)
     under: dict[Path, set[Path]] = field(default_factory=dict)
+    jobs: dict[Path, list[tuple[str, int]]] = field(default_factory=dict)
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """left_out without other: what there should be and is not."""
+        return [(directory, state) for directory, state in self.left_out if directory not in self.other]
+
+    @property
+    def lost(self) -> dict[str, dict[int, str]]:
+        """Path of a sweep -> the state of each of its jobs that is unread."""
+        found: dict[str, dict[int, str]] = {}
+        for directory, state in self.unread:
+            for path, number in self.jobs.get(Path(directory).resolve(), ()):
+                found.setdefault(path, {})[number] = state
+        return found
 
 
 def state_of(manifest: dict[str, Any]) -> str:
@@ -82,6 +115,8 @@ def holdings(paths: Iterable[Path]) -> Holdings:
         found.under[path] = {Path(entry["directory"]).resolve() for entry in entries}
         for entry in entries:
             directory = Path(entry["directory"])
+            if "job" in entry:
+                found.jobs.setdefault(directory.resolve(), []).append((str(path), entry["job"]))
             if directory.resolve() in seen:
                 continue
             seen.add(directory.resolve())
@@ -89,8 +124,6 @@ def holdings(paths: Iterable[Path]) -> Holdings:
                 found.results.append(result)
             else:
                 found.left_out.append((str(directory), entry["state"]))
-                if "job" in entry:
-                    found.lost.setdefault(str(path), []).append(f"{entry['job']:05d} {entry['state']}")
     return found
 
 
@@ -106,7 +139,8 @@ def is_collected(path: Path) -> bool:
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
     """Every run under path as {directory, state, experiment, hash, ...}, with `result` where it is finished.
 
-    The jobs of a sweep have `job` too. A published sweep is one entry. Raises HarnessError where path is no folder.
+    The jobs of a sweep have `job` too; one without a run has its number for a hash. A published sweep is one
+    entry. Raises HarnessError where path is no folder.
     """
     if not path.is_dir():
         raise HarnessError(f"{path}: no such folder")
@@ -145,26 +179,32 @@ def _jobs(folder: Path) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(jobs_of(folder)):
         said = {"job": number, "overrides": row["overrides"], "error": row.get("error")}
         if row["state"] not in sweep.DONE or not row.get("directory"):
-            yield said | {"directory": folder / f"{number:05d}", "state": row["state"]}
+            directory = folder / f"{number:05d}"
+            yield said | {"directory": directory, "hash": directory.name, "experiment": "", "state": row["state"]}
             continue
         # a results_dir may have been moved, or be read from another working directory
         directory = folder.parent.parent.joinpath(*Path(row["directory"]).parts[-2:])
         if not (directory / "manifest.json").exists():
-            yield said | {"directory": directory, "state": "missing"}
+            where = {"directory": directory, "hash": directory.name, "experiment": directory.parent.name}
+            yield said | where | {"state": "missing"}
             continue
         yield said | _entry(directory)
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """harness.sweeps.sweep.rows, refused in one line where the records cannot be read."""
+    """harness.sweeps.sweep.rows, refused in one line where sweep.json or the records cannot be read."""
+    if read_json(folder / "sweep.json") is None:
+        raise HarnessError(f"{folder}: unreadable sweep.json")
     try:
         return sweep.rows(folder)
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise HarnessError(f"{folder}: unreadable records of a sweep ({error})") from None
 
 
 def sweeps_of(path: Path) -> list[Path]:
-    """The sweep folders of a results_dir, oldest first, or the published sweeps among published runs."""
+    """The sweep folders of a results_dir, oldest first, the published sweeps among published runs, or one itself."""
+    if is_collected(path):
+        return [path]
     found: list[Path] = [p.parent for p in path.glob("sweeps/*/sweep.json")]
     found += [p.parent for p in path.glob("*/sweep.json") if is_collected(p.parent)]
     return sorted(found, key=lambda p: ((p / "sweep.json").stat().st_mtime, p.name))

@@ -14,8 +14,13 @@ from harness.errors import HarnessError
 from harness.results.holdings import Holdings, Result
 from harness.results.keys import Flat, flat
 from harness.results.levels import LEVELS, levels
+from harness.rundir import DamagedError
 
 BATCH = 1 << 16  # rows
+
+
+class OtherError(HarnessError):
+    """A sound run that has no such table, as one of another experiment."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,15 @@ def parts_of(held: Holdings, table: str, whole: bool = False) -> list[Part]:
             found += own
         except HarnessError as error:
             held.left_out.append((str(result.directory), str(error)))
+            if isinstance(error, OtherError):
+                held.other.add(str(result.directory))
     return found
 
 
 def _levels(result: Result) -> Part:
-    summary = result.json("summary.json")
-    if summary is None or "variants" not in summary:
-        raise HarnessError("no levels" if (result.directory / "summary.json").exists() else "no summary.json")
+    summary = result.summary()
+    if "variants" not in summary:
+        raise OtherError("no levels" if summary else "no summary.json")
     return _in_memory(result, result.hash, result.config, levels(result.manifest, summary))
 
 
@@ -68,7 +75,11 @@ def _in_memory(result: Result, name: str, config: Flat, rows: list[dict]) -> Par
 
 def _published_levels(result: Result) -> Iterator[Part]:
     """A part per run of a published sweep, so that it reads as the runs themselves do."""
-    rows = _opened(result.directory / "levels.parquet").read().to_pylist()
+    path = result.directory / "levels.parquet"
+    try:
+        rows = _opened(path).read().to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path.name, error) from None
     keys = result.manifest["published"]["config"]
     for name, own in groupby(rows, key=lambda row: row["run"]):
         block = list(own)
@@ -78,14 +89,14 @@ def _published_levels(result: Result) -> Iterator[Part]:
 def _file(result: Result, table: str) -> Part:
     path = result.directory / f"{table}.parquet"
     if not path.is_file():
-        raise HarnessError(f"no {table}.parquet")
+        raise OtherError(f"no {table}.parquet")
     file = _opened(path)
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
             yield from _opened(path).iter_batches(BATCH, columns=list(names))
-        except (OSError, pa.ArrowInvalid) as error:
-            raise _unreadable(path, error) from None
+        except (OSError, pa.ArrowException) as error:
+            raise HarnessError(f"{result.directory}: {_unreadable(path.name, error)}") from None
 
     inside = tuple(result.manifest["published"]["config"]) if result.collected else ()
     there = tuple(key for key in inside if key in file.schema_arrow.names)
@@ -96,9 +107,9 @@ def _opened(path: Path) -> pq.ParquetFile:
     try:
         # a row group is read column by column: buffering it ahead would hold it twice
         return pq.ParquetFile(path, pre_buffer=False)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _unreadable(path, error) from None
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path.name, error) from None
 
 
-def _unreadable(path: Path, error: Exception) -> HarnessError:
-    return HarnessError(f"damaged, {path.name} is not readable as Parquet ({str(error).splitlines()[0]})")
+def _unreadable(name: str, error: Exception) -> DamagedError:
+    return DamagedError(f"damaged, {name} is not readable as Parquet ({str(error).splitlines()[0]})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,20 +19,23 @@ from harness.results.compared import level_text
 from harness.results.holdings import Result, entries_of, holdings, is_collected, is_sweep, jobs_of
 from harness.results.keys import SEED, Value, own, shown, telling, word
 from harness.results.levels import LEVELS
-from harness.results.parts import parts_of
+from harness.results.parts import Part, parts_of
 from harness.results.printing import grid, one_line, times
+from harness.rundir import DamagedError
 from harness.sweeps.sweep import DONE
 
 ROWS = 60  # configurations of a sweep that are printed
+WIDEST = 16  # characters of a key or its value that variants leave room for
 
 
 def find(text: str, results_dir: Path) -> Path:
     """The run or sweep that text names: a path, or the first digits of a hash in results_dir. Raises HarnessError."""
     if Path(text).is_dir():
         return Path(text)
-    found = [p for p in results_dir.glob(f"*/{text}*") if p.is_dir()] if text and "/" not in text else []
+    begins = f"*/{glob.escape(text)}*"
+    found = [p for p in results_dir.glob(begins) if p.is_dir()] if text and "/" not in text else []
     # a run that failed or is running has only its status
-    found += [p.with_name(p.name.removesuffix(".status.json")) for p in results_dir.glob(f"*/{text}*.status.json")]
+    found += [p.with_name(p.name.removesuffix(".status.json")) for p in results_dir.glob(f"{begins}.status.json")]
     places = sorted(set(found))
     if len(places) > 1:
         raise HarnessError(f"{text}: is the beginning of {', '.join(map(str, places[:5]))}")
@@ -41,7 +45,7 @@ def find(text: str, results_dir: Path) -> Path:
 
 
 def show(path: Path, level: str, console: Console) -> int:
-    """Print what path holds; 1 where a file of a run is not what its manifest says, or a job of a sweep failed."""
+    """Print what path holds; 1 where a file of a run is not what its manifest says, or a job failed or is damaged."""
     if is_sweep(path):
         return _sweep(path, level, console)
     if (path / "manifest.json").exists():
@@ -59,9 +63,13 @@ def show(path: Path, level: str, console: Console) -> int:
 def _run(result: Result, console: Console) -> int:
     from harness.summary import table
 
-    manifest, summary = result.manifest, result.json("summary.json")
-    if summary is not None and "variants" in summary:
-        console.print(table(summary))
+    manifest, flaw = result.manifest, ""
+    try:
+        if "variants" in (summary := result.summary()):
+            console.print(table(summary))
+    except DamagedError as error:
+        flaw = str(error)
+        console.print(f"no levels: {flaw}", soft_wrap=True)
     changed = own(result.config)
     packages = " ".join(f"{name} {version}" for name, version in manifest.get("packages", {}).items())
     lines = {
@@ -77,7 +85,7 @@ def _run(result: Result, console: Console) -> int:
         console.print(f"{name}: {text}", soft_wrap=True)
     said, broken = checked(result)
     console.print(f"files: {said}", soft_wrap=True)
-    return 1 if broken else 0
+    return 1 if broken or flaw else 0
 
 
 def checked(result: Result) -> tuple[str, bool]:
@@ -110,17 +118,27 @@ def _sweep(folder: Path, level: str, console: Console) -> int:
         console.print(
             f"job {job['job']}: {job['state']}, {overrides}: {one_line(job.get('error') or '')}", soft_wrap=True
         )
+    held = holdings([folder])
+    parts = parts_of(held, "levels")
+    unread = {}
+    for directory, state in held.unread:
+        numbers = [number for _, number in held.jobs.get(Path(directory).resolve(), ())]
+        # a job that failed is named already, with its reason
+        if not numbers or not {job["job"] for job in failed}.issuperset(numbers):
+            unread[f"job {', '.join(map(str, numbers))}: {directory}" if numbers else directory] = state
+    for name, state in unread.items():
+        console.print(f"{name}: {state}", soft_wrap=True)
     if level not in LEVELS.names or str(LEVELS.field(level).type) not in ("double", "int64"):
         raise HarnessError(f"--level: {level!r} is no number of harness.results.levels")
-    if rows := _rows(folder, level):
+    if rows := _rows(parts, level):
         console.print(f"{level}, {_pooled(level)} over seeds:")
-        console.print(pivot(rows, level))
-    return 1 if failed else 0
+        for block in pivot(rows, level, console.width):
+            console.print(block)
+    return 1 if failed or unread else 0
 
 
-def _rows(folder: Path, level: str) -> list[tuple[dict[str, Value], str, float | None]]:
+def _rows(parts: Sequence[Part], level: str) -> list[tuple[dict[str, Value], str, float | None]]:
     """(what tells its configuration apart, variant, level) of every run and variant."""
-    parts = parts_of(holdings([folder]), "levels")
     keys = [key for key in telling([part.config for part in parts]) if key != SEED]
     return [
         ({key: part.config.get(key) for key in keys}, row["variant"], row[level])
@@ -130,8 +148,11 @@ def _rows(folder: Path, level: str) -> list[tuple[dict[str, Value], str, float |
     ]
 
 
-def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str) -> Table:
-    """A line per configuration, a column per variant; over seeds the median, of a maximum the maximum; NaN wins."""
+def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str, width: int) -> list[Table]:
+    """A line per configuration, a column per variant; over seeds the median, of a maximum the maximum; NaN wins.
+
+    As many tables below each other as it takes for no number to break within width characters.
+    """
     keys = list(rows[0][0])
     names = list(dict.fromkeys(variant for _, variant, _ in rows))
     groups: dict[tuple[Value, ...], dict[str, list[float]]] = {}
@@ -139,17 +160,36 @@ def pivot(rows: Sequence[tuple[dict[str, Value], str, float | None]], level: str
         own = groups.setdefault(tuple(config[key] for key in keys), {})
         if x is not None:
             own.setdefault(variant, []).append(x)
-    over = _pooled(level)
-    drawn = grid(fold=True)
-    for key in keys:
-        drawn.add_column(key.replace(".", ".\n"), overflow="fold")
-    for name in names:
-        drawn.add_column(name.replace("_", "_\n"), overflow="fold", justify="right")
-    for values in sorted(groups, key=_rank)[:ROWS]:
-        drawn.add_row(*map(word, values), *(level_text(_over(groups[values].get(name), over)) for name in names))
+    over, lines = _pooled(level), sorted(groups, key=_rank)[:ROWS]
+    beside = {key: [word(values[i]) for values in lines] for i, key in enumerate(keys)}
+    texts = {name: [level_text(_over(groups[values].get(name), over)) for values in lines] for name in names}
+    heads = {key: key.replace(".", ".\n") for key in keys} | {name: name.replace("_", "_\n") for name in names}
+    wide = {x: max(map(len, [*heads[x].split("\n"), *cells])) + 1 for x, cells in (beside | texts).items()}
+    # behind the last column stands no space
+    room = width + 1 - sum(min(wide[key], WIDEST + 1) for key in keys)
+    tables = []
+    for block in _blocks(names, wide, room):
+        drawn = grid()
+        for key in keys:
+            drawn.add_column(heads[key], overflow="fold")
+        for name in block:
+            drawn.add_column(heads[name], overflow="fold", justify="right", no_wrap=True)
+        for cells in zip(*(beside[key] for key in keys), *(texts[name] for name in block), strict=True):
+            drawn.add_row(*cells)
+        tables.append(drawn)
     if len(groups) > ROWS:
-        drawn.caption = f"and {len(groups) - ROWS} more configurations: export them"
-    return drawn
+        tables[-1].caption = f"and {len(groups) - ROWS} more configurations: export them"
+    return tables
+
+
+def _blocks(names: Sequence[str], wide: dict[str, int], room: int) -> list[list[str]]:
+    """The names in order, as many together as fit into room, one at least."""
+    blocks: list[list[str]] = [[]]
+    for name in names:
+        if blocks[-1] and sum(wide[x] for x in [*blocks[-1], name]) > room:
+            blocks.append([])
+        blocks[-1].append(name)
+    return blocks
 
 
 def _rank(values: tuple[Value, ...]) -> list[tuple]:
