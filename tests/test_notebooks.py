@@ -22,13 +22,6 @@ ALLOWED = (
     *(ast.Attribute, ast.Constant, ast.List, ast.Load, ast.Store),
 )
 DRAWING = {"plt", "matplotlib", "pyplot", "seaborn", "plotly"}
-# what a notebook reads that is not committed yet; skipped until it is there
-WAITING = {
-    "drift_per_flush.ipynb": ["harness/results", "results/precision_ring"],
-    "error_budget.ipynb": ["harness/results", "results/error_budget"],
-    "pareto.ipynb": ["harness/results", "results/precision_ring", "results/least_error"],
-    "captured_trace.ipynb": ["harness/results"],
-}
 NUMBER = re.compile(r"(?<![\w.])\d")  # not those of bf16 and loop24
 
 
@@ -73,8 +66,6 @@ def test_all_five_are_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_is_not_stale(name, monkeypatch):
     """Faults: a cell that raises, numbers in a notebook that the published runs no longer give, a warning in it."""
-    if absent := [x for x in WAITING.get(name, ()) if not (ROOT / x).exists()]:
-        pytest.skip(f"waits for {', '.join(absent)}")
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
     from run import executed
 
