@@ -211,6 +211,7 @@ def test_the_jobs_planned_are_the_jobs_that_ran(command, tmp_path, swept):
         (["results_dir=a,b"], "results_dir: a sweep has one"),
         (["hydra.sweep.dir=here"], "hydra.sweep.dir: cannot be set"),
         (["hydra.mode=RUN"], "hydra.mode: cannot be set"),
+        (["hydra.sweeper.params={ring.length:'16,32'}"], "hydra.sweeper.params: cannot be set"),
         (["hydra/launcher=none_such"], "hydra/launcher: no option 'none_such'"),
         (["decode.beta=interval(0,1)"], "decode.beta=interval(0,1): "),
         (["sweep=precision_ring,error_budget"], "sweep: one study at a time"),

@@ -25,6 +25,7 @@ CHOSEN_HERE = {
     "hydra.mode": "a sweep is asked for with -m",
     "hydra.sweep.dir": "a sweep's folder is <results_dir>/sweeps/<name>",
     "hydra.sweep.subdir": "the jobs of a sweep share its folder",
+    "hydra.sweeper.params": "a key is swept as key=a,b, several by a file of configs/sweep",
 }
 
 
