@@ -13,10 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from harness.errors import HarnessError
-from harness.records import ORACLE, group_quantiles, recorded
+from harness.records import ORACLE, quantiles_of, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,4 +118,4 @@ def _account(variant: str, rows: pd.DataFrame, error: str) -> Account:
 
 
 def _middle(x: list[float]) -> float:
-    return float(group_quantiles(np.array(x), np.zeros(len(x), int), [0.5])[0, 0])
+    return quantiles_of(x, [0.5])[0]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.errors import HarnessError
-from harness.records import ORACLE, group_quantiles
-from harness.summary import TAIL
+from harness.records import ORACLE, quantiles_of
+from harness.summary import at_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,19 +39,14 @@ def heads(rows: pd.DataFrame, error: str = "kept_fro", by: str | None = None) ->
             raise HarnessError(f"{SPAN}: head {place[-1]} has no oracle row, or one without its gates")
         gates = _gates(oracle["tokens"].to_numpy(float), oracle[SPAN].to_numpy(float))
         for variant, mine in part[part["variant"] != ORACLE].groupby("variant", sort=False, observed=True):
-            flush = mine["flush"].to_numpy()
-            last = flush >= np.quantile(np.unique(flush), 1 - TAIL, method="lower")
-            value = _middle(mine[error].to_numpy(float)[last], [0.5])[0]
+            last = at_end(mine["flush"].to_numpy())
+            value = quantiles_of(mine[error].to_numpy(float)[last], [0.5])[0]
             found.append(dict(zip(keys, place, strict=True)) | {"variant": str(variant)} | gates | {error: value})
     return type(rows)(found)
 
 
 def _gates(tokens: np.ndarray, span: np.ndarray) -> dict[str, float]:
-    low, middle, high = _middle(span / np.diff(tokens, prepend=0.0), [0.05, 0.5, 0.95])
+    low, middle, high = quantiles_of(span / np.diff(tokens, prepend=0.0), [0.05, 0.5, 0.95])
     total = float(span.sum())
     memory = tokens[-1] / total if total else np.inf
     return {"memory": float(memory), "decay_low": low, "decay": middle, "decay_high": high}
-
-
-def _middle(x: np.ndarray, q: list[float]) -> list[float]:
-    return [float(value) for value in group_quantiles(x, np.zeros(len(x), int), q)[0]]

@@ -18,11 +18,6 @@ REFRESH, LINES = 0.1, 10.0  # seconds between two drawings of the bar, or two li
 At = Callable[..., None]  # at(done, old=0, note="")
 
 
-def shows_progress(config: Config) -> bool:
-    """Whether progress is: on a terminal, unless config.progress says otherwise."""
-    return shown(config.progress)
-
-
 def shown(asked: bool | None) -> bool:
     """Whether progress is shown: as asked, else on a terminal."""
     return sys.stderr.isatty() if asked is None else asked

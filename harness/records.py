@@ -250,6 +250,12 @@ def group_quantiles(values: np.ndarray, groups: np.ndarray, q: Sequence[float]) 
         return np.where(share == 0, below, below * (1 - share) + above * share)
 
 
+def quantiles_of(values: Sequence[float] | np.ndarray, q: Sequence[float]) -> list[float]:
+    """group_quantiles of values [n > 0] that are one group."""
+    x = np.asarray(values, float)
+    return [float(value) for value in group_quantiles(x, np.zeros(len(x), int), q)[0]]
+
+
 def _ranked(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """values [n] as fp64 by rising group, then value."""
     with np.errstate(over="ignore"):

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.laws import fit_slots
 from harness.provenance import plain
-from harness.records import BOUND, CONDITIONING, ORACLE, group_quantiles, recorded
+from harness.records import BOUND, CONDITIONING, ORACLE, quantiles_of, recorded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,9 +68,14 @@ def summarise(rows: pd.DataFrame, null: str = "null_arm") -> dict[str, Any]:
     )
 
 
+def at_end(flush: np.ndarray) -> np.ndarray:
+    """Mask [n] of the rows in the last TAIL of the flushes, flush [n] being the number of each row's."""
+    return np.asarray(flush >= np.quantile(np.unique(flush), 1 - TAIL, method="lower"))
+
+
 def _variant(rows: pd.DataFrame, name: str) -> dict[str, Any]:
     flush = rows["flush"].to_numpy()
-    last = flush >= np.quantile(np.unique(flush), 1 - TAIL, method="lower")
+    last = at_end(flush)
     bad = np.zeros(len(rows), bool)
     entry: dict[str, Any] = {"rows": len(rows), "flushes": int(np.unique(flush).size)}
     entry |= {"nonfinite": 0, "zeros": {}, "end": {}, "law": {}}
@@ -108,7 +113,7 @@ def _bound(rows: pd.DataFrame | None) -> dict[str, Any] | None:
 
 
 def _middle(values: np.ndarray) -> float:
-    return float(group_quantiles(values, np.zeros(len(values), int), [0.5])[0, 0])
+    return quantiles_of(values, [0.5])[0]
 
 
 def _highest(values: np.ndarray) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError
+from harness.objective_config import BUDGETS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COSTS = ("bytes_held", "bytes_token", "us_token")
 INPUT = ("decode.", "acceptance.")  # config keys that are what a design is given, not what it is
 
 
@@ -22,7 +22,7 @@ def designs(levels: pd.DataFrame, error: str = "kept_max") -> pd.DataFrame:
     if error not in levels.columns:
         raise HarnessError(f"{error}: not a column of the table")
     keys = ["variant", *(key for key in levels.columns if "." in key and not key.startswith(INPUT))]
-    costs = [name for name in COSTS if name in levels.columns]
+    costs = [name for name in BUDGETS if name in levels.columns]
     groups = levels.groupby(keys, sort=False, observed=True, dropna=False)
     found = groups[costs].max()
     # the largest of a group would pass over NaN

@@ -44,7 +44,7 @@ from harness.errors import ConfigError, HarnessError
 from harness.experiments import kernels
 from harness.experiments.drift import identity
 from harness.peers import transformers_recurrent as peer
-from harness.progress import shows_progress
+from harness.progress import shown
 from harness.rundir import Run
 from harness.tokens import Shape
 
@@ -91,7 +91,7 @@ def emulation(config: Config, device: str) -> dict[str, Any]:
     threads = torch.get_num_threads()
     try:
         work, facts = passes(config, device, threads)
-        seconds = measure(work, REPEATS, shows_progress(config))
+        seconds = measure(work, REPEATS, shown(config.progress))
     finally:
         # the harness decodes with one thread per process
         torch.set_num_threads(threads)

@@ -37,7 +37,7 @@ from harness.config import Config
 from harness.cores import cores
 from harness.errors import HarnessError
 from harness.inverted import difficulties, inversions, parse_format
-from harness.progress import shows_progress
+from harness.progress import shown
 from harness.provenance import identity_of
 from harness.reference.inverse import parse
 from harness.rundir import Run
@@ -90,7 +90,7 @@ def measure(config: Config, given: points.Batch | None) -> tuple[pd.DataFrame, p
             batch = given if m is None else points.batch(c, m, config.model.key_dim, config.decode.seed)
             if batch is None:
                 continue
-            if shows_progress(config):
+            if shown(config.progress):
                 print(f"{len(batch.inputs)} inputs, windows of {batch.m}", file=sys.stderr, flush=True)
             inputs += difficulties(batch)
             one = partial(inversions, batch, c.methods, seed=config.decode.seed)

@@ -38,7 +38,7 @@ from harness.designs import designs
 from harness.errors import HarnessError
 from harness.goals import AGREE, goals
 from harness.peers import fla, sglang
-from harness.progress import shows_progress
+from harness.progress import shown
 from harness.rivals import RECURRENT, REPLAY, Maker, of_fla, of_sglang
 from harness.timing import Clock, Graphs, bandwidths, measure, spread
 from harness.tokens import Shape
@@ -79,7 +79,7 @@ def run(config: Config) -> dict[str, Any]:
 
 def note(config: Config, text: str) -> None:
     """A line of progress, where it is wanted."""
-    if shows_progress(config):
+    if shown(config.progress):
         print(text, file=sys.stderr, flush=True)
 
 

@@ -43,7 +43,7 @@ from harness.config import Config
 from harness.cores import cores
 from harness.errors import ConfigError
 from harness.experiments.drift import formats_of
-from harness.progress import shows_progress
+from harness.progress import shown
 from harness.provenance import identity_of
 from harness.rundir import Run
 
@@ -93,7 +93,7 @@ def frames(config: Config) -> dict[str, pd.DataFrame]:
     found: dict[int, list[dict[str, Any]]] = {}
     for i, rows in done(config, [task for _, task in tasks]):
         found[i] = rows
-        if shows_progress(config):
+        if shown(config.progress):
             print(f"{len(found)} of {len(tasks)} parts, {tasks[i][0]}: {len(rows):,} rows", file=sys.stderr, flush=True)
     # in the order of the tasks, whoever was faster
     return {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.records import ORACLE, recorded
+from harness.results import keys
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SEED = "decode.seed"
 # constants that a reader of a figure has to know, in this order
 SETTINGS = (
     *("model.name", "decode.family", "decode.gates", "decode.tokens", "decode.slots", "decode.window"),
@@ -49,17 +49,11 @@ def config(frame: pd.DataFrame) -> list[str]:
 
 def telling(frame: pd.DataFrame) -> list[str]:
     """Config columns in which rows differ, without those that the name or family of their group settles."""
-    differ = [key for key in config(frame) if frame[key].astype(str).nunique() > 1]
-
-    def settled(key: str) -> bool:
-        group = key.rpartition(".")[0]
-        heads = [head for head in (f"{group}.name", f"{group}.family") if head in differ and head != key]
-        return any(len(frame[[h, key]].astype(str).drop_duplicates()) == frame[h].astype(str).nunique() for h in heads)
-
-    return [key for key in differ if not settled(key)]
+    # as text, in which null equals null
+    return keys.telling(frame[config(frame)].astype(str).drop_duplicates().to_dict("records"))
 
 
-def require_alike(part: pd.DataFrame, where: str, but: Sequence[str] = (SEED,)) -> None:
+def require_alike(part: pd.DataFrame, where: str, but: Sequence[str] = (keys.SEED,)) -> None:
     """Raises HarnessError if rows that are drawn as one differ in a config column other than those of `but`."""
     for key in config(part):
         if key in but:

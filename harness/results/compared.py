@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import group_quantiles
+from harness.records import quantiles_of
 from harness.results.comparing import Comparison, Pair
 from harness.results.printing import grid, one_line
 from harness.summary import error_text
@@ -79,7 +79,7 @@ def _ratios(pairs: Sequence[Pair], tolerance: float) -> Table:
         if (ratios == 1).all():
             same += 1
             continue
-        least, middle, largest = group_quantiles(ratios, np.zeros(len(own), int), [0, 0.5, 1])[0]
+        least, middle, largest = quantiles_of(ratios, [0, 0.5, 1])
         bad = sum(pair.differs(tolerance) for pair in own)
         drawn.add_row(variant, metric, str(len(own)), *map(ratio_text, (least, middle, largest)), str(bad or ""))
     if same:

@@ -193,10 +193,10 @@ def _jobs(folder: Path) -> Iterator[dict[str, Any]]:
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
     """harness.sweeps.sweep.rows, refused in one line where sweep.json or the records cannot be read."""
-    if read_json(folder / "sweep.json") is None:
-        raise HarnessError(f"{folder}: unreadable sweep.json")
     try:
         return sweep.rows(folder)
+    except HarnessError:
+        raise
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise HarnessError(f"{folder}: unreadable records of a sweep ({error})") from None
 

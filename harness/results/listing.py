@@ -11,12 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from harness.errors import HarnessError
-from harness.provenance import read_json
 from harness.results.holdings import USED, entries_of, is_collected, jobs_of
 from harness.results.keys import shown, telling, word
 from harness.results.printing import one_line, times
 from harness.rundir import DamagedError
-from harness.sweeps.sweep import DONE
+from harness.sweeps import sweep
 
 DIGITS = 8  # of a content hash: enough to find it again
 NARROW, INDENT = 24, 4  # characters: less is no column, so that the text goes below
@@ -120,7 +119,7 @@ def _sweeps(folders: Sequence[Path], console: Console) -> None:
     lines = [["sweep", "jobs", "done", "failed", "running", "launcher", "command"]]
     for folder in folders:
         try:
-            count, asked = _count(folder), read_json(folder / "sweep.json") or {}
+            count, asked = _count(folder), sweep.of(folder)
         except HarnessError as error:
             lines.append([folder.name, "", "", "", "", "", str(error).removeprefix(f"{folder}: ")])
             continue
@@ -133,8 +132,5 @@ def _sweeps(folders: Sequence[Path], console: Console) -> None:
 def _count(folder: Path) -> Counter[str]:
     """How many jobs of a sweep are done, and in which state the others are. Raises HarnessError."""
     if not is_collected(folder):
-        return Counter("done" if row["state"] in DONE else row["state"] for row in jobs_of(folder))
-    asked = read_json(folder / "sweep.json")
-    if asked is None:
-        raise HarnessError(f"{folder}: unreadable sweep.json")
-    return Counter(done=int(asked.get("jobs") or 0))
+        return Counter("done" if row["state"] in sweep.DONE else row["state"] for row in jobs_of(folder))
+    return Counter(done=int(sweep.of(folder).get("jobs") or 0))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from harness.errors import HarnessError
 from harness.provenance import damaged, read_json
-from harness.records import group_quantiles
+from harness.records import quantiles_of
 from harness.results.compared import level_text
 from harness.results.holdings import Result, entries_of, holdings, is_collected, is_sweep, jobs_of
 from harness.results.keys import SEED, Value, own, shown, telling, word
@@ -112,7 +112,7 @@ def _sweep(folder: Path, level: str, console: Console) -> int:
         jobs = jobs_of(folder)
         count = Counter(job["state"] for job in jobs)
         console.print("jobs: " + ", ".join(f"{n} {state}" for state, n in count.items()))
-        failed = [job | {"job": i} for i, job in enumerate(jobs) if job["state"] not in DONE]
+        failed = [job for job in jobs if job["state"] not in DONE]
     for job in failed:
         overrides = " ".join(job["overrides"])
         console.print(
@@ -205,4 +205,4 @@ def _over(values: list[float] | None, over: str) -> float | None:
     if not values:
         return None
     q = [1.0 if over == "maximum" else 0.5]
-    return float(group_quantiles(np.array(values, float), np.zeros(len(values), int), q)[0, 0])
+    return quantiles_of(values, q)[0]

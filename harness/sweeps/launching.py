@@ -49,10 +49,10 @@ def launcher_of(config: DictConfig) -> str:
 class Enduring(Launcher):
     """Runs every job of a batch through `inner` to its end, whatever becomes of its workers."""
 
-    def __init__(self, inner: Launcher, config: DictConfig, at: At) -> None:
+    def __init__(self, inner: Launcher, config: DictConfig, planned: list[list[str]] | None, at: At) -> None:
         self.inner, self.name, self.at = inner, launcher_of(config), at
         self.folder = Path(config.hydra.sweep.dir)
-        self.planned = sweep.of(self.folder)["jobs"]
+        self.planned = planned
         self.jobs: dict[int, list[str]] = {}
         self.ended: dict[int, str] = {}
         self.compose = lambda overrides: None
@@ -248,7 +248,7 @@ def enduring(progress: bool | None) -> Iterator[None]:
                 inner.ray_cfg.init = QUIET | dict(inner.ray_cfg.get("init") or {})
         planned = sweep.of(Path(config.hydra.sweep.dir))["jobs"]
         total = len(planned) if planned else OmegaConf.select(config, "hydra.sweeper.n_trials")
-        launcher = Enduring(inner, config, shown.enter_context(meter(total, "jobs", progress)))
+        launcher = Enduring(inner, config, planned, shown.enter_context(meter(total, "jobs", progress)))
         launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
         return launcher
 

@@ -61,7 +61,7 @@ def of(folder: Path) -> dict[str, Any]:
     """sweep.json. Raises HarnessError where there is none."""
     found = read_json(folder / "sweep.json")
     if found is None:
-        why = "its sweep.json cannot be read" if (folder / "sweep.json").exists() else "no sweep (it has no sweep.json)"
+        why = "unreadable sweep.json" if (folder / "sweep.json").exists() else "no sweep (it has no sweep.json)"
         raise HarnessError(f"{folder}: {why}")
     return found
 
